@@ -128,6 +128,10 @@ class ProbedLibrary(Protocol):
     @property
     def files(self) -> tuple[bytes, ...]: ...
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the start of the daemon waits for its probes in running processes."""
+
     def interesting(self, path: bytes) -> bool:
         """Whether a mapped file can be this library, by its path."""
 

@@ -18,10 +18,12 @@ time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -34,12 +36,6 @@ from probing.daemon.confined.serving import inherit, internal_error, serve
 from probing.daemon.elf.file import Elf
 from probing.daemon.elf.symbols import matching_symbols
 from probing.daemon.ipc import Message
-from probing.daemon.nccl_uprobes.flight_recorder.dump import handlers as flight_handlers
-from probing.daemon.nccl_uprobes.layouts.from_dwarf import handlers as layout_handlers
-from probing.daemon.nccl_uprobes.ras.json_report import handlers as ras_handlers
-from probing.daemon.net.interfaces.addresses import handlers as address_handlers
-from probing.daemon.net.rdma.nldev import handlers as rdma_handlers
-from probing.daemon.python_stack.native.unwind import handlers as native_handlers
 
 __all__ = ("main",)
 
@@ -76,9 +72,7 @@ def _answer(request: Message) -> Message:
     op = request.header.get("op")
     if op == "ping":
         return Message({"pid": os.getpid()})
-    handler = _HANDLERS.get(str(op))
-    if handler is None:
-        raise UsageError(f"a parser knows no request {op!r}")
+    handler = _handler(str(op))
     with _bounded(SYMBOLS_CPU_S if op == "symbols" else REQUEST_CPU_S):
         return Message({}, handler(request))
 
@@ -128,15 +122,25 @@ def _symbols(elf: Elf, patterns: list[str]) -> dict[str, Any]:
     }
 
 
-_HANDLERS: dict[str, Callable[[Message], bytes]] = {
-    "symbols": _symbols_answer,
-    **native_handlers(),
-    **flight_handlers(),
-    **ras_handlers(),
-    **layout_handlers(),
-    **address_handlers(),
-    **rdma_handlers(),
+# Imported with the first such request: each pool of parsers gets a few kinds.
+_MODULES = {
+    "flight_dump": "nccl_uprobes.flight_recorder.dump",
+    "interface_addresses": "net.interfaces.addresses",
+    "nccl_layout": "nccl_uprobes.layouts.from_dwarf",
+    "ras_report": "nccl_uprobes.ras.json_report",
+    "rdma_qps": "net.rdma.nldev",
+    "unwind": "python_stack.native.unwind",
 }
+
+
+@functools.cache
+def _handler(op: str) -> Callable[[Message], bytes]:
+    if op == "symbols":
+        return _symbols_answer
+    if op not in _MODULES:
+        raise UsageError(f"a parser knows no request {op!r}")
+    handlers: dict[str, Callable[[Message], bytes]] = import_module(f"probing.daemon.{_MODULES[op]}").handlers()
+    return handlers[op]
 
 
 if __name__ == "__main__":

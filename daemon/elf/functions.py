@@ -14,6 +14,10 @@ from probing.daemon.elf.symbol_table import SHT_DYNSYM, SHT_SYMTAB, symbol_table
 
 __all__ = ("Functions",)
 
+# ELF64_SYM.
+_ROW = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
+)
 _STT_FUNC, _STT_GNU_IFUNC = 2, 10
 _STB_LOCAL, _STB_WEAK = 0, 2
 _MAX_SYMBOLS = 8 << 20
@@ -35,7 +39,7 @@ class Functions:
             self._starts = self._sizes = np.zeros(0, np.uint64)
             self._names = np.zeros(0, np.uint32)
             return
-        rows = table.rows
+        rows = np.frombuffer(table.rows, _ROW)
         kinds, bindings = rows["info"] & 15, rows["info"] >> 4
         wanted = ((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (rows["section"] != 0) & (rows["name"] != 0)
         rows, bindings = rows[wanted], bindings[wanted]

@@ -1,27 +1,24 @@
-"""The symbol tables of an ELF file as numpy arrays, so that half a million symbols take tens of milliseconds."""
+"""The symbol tables of an ELF file, as their bytes: half a million symbols are no objects of Python."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
+import struct
+from typing import NamedTuple
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.elf.file import Elf, Section
 
-__all__ = ("SHT_DYNSYM", "SHT_SYMTAB", "SymbolTable", "symbol_table")
+__all__ = ("ELF64_SYM", "SHT_DYNSYM", "SHT_SYMTAB", "SymbolTable", "symbol_table")
 
 SHT_SYMTAB, SHT_DYNSYM = 2, 11
-# Elf64_Sym.
-_SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
+# st_name, st_info, st_other, st_shndx, st_value, st_size (gABI chapter 4, "Symbol Table").
+ELF64_SYM = struct.Struct("<IBBHQQ")
 
 
 class SymbolTable(NamedTuple):
-    """``rows`` are Elf64_Sym; ``strings`` is the section that holds their names."""
+    """``rows`` are whole ELF64_SYM; ``strings`` is the section that holds their names."""
 
-    rows: np.ndarray[tuple[int], np.dtype[Any]]
+    rows: bytes
     strings: Section
 
 
@@ -33,11 +30,9 @@ def symbol_table(elf: Elf, kind: int, limit: int) -> SymbolTable | None:
     section = next((section for section in elf.sections if section.type == kind), None)
     if section is None:
         return None
-    size = _SYMBOL.itemsize
-    if section.link >= len(elf.sections) or section.entry != size:
+    if section.link >= len(elf.sections) or section.entry != ELF64_SYM.size:
         raise UnsupportedTarget("the ELF file has a damaged symbol table")
-    count = section.size // size
+    count = section.size // ELF64_SYM.size
     if count > limit:
         raise UnsupportedTarget("the ELF file has too large a symbol table")
-    rows = np.frombuffer(elf.read(section.offset, count * size), _SYMBOL)
-    return SymbolTable(rows, elf.sections[section.link])
+    return SymbolTable(elf.read(section.offset, count * ELF64_SYM.size), elf.sections[section.link])

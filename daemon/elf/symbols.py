@@ -7,15 +7,14 @@ libtorch_cpu has 0.5 million symbols and 60 MB of names.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from itertools import chain, compress, count, islice
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.elf.file import Elf
-from probing.daemon.elf.symbol_table import SHT_DYNSYM, SHT_SYMTAB, symbol_table
+from probing.daemon.elf.symbol_table import ELF64_SYM, SHT_DYNSYM, SHT_SYMTAB, symbol_table
 
 __all__ = ("Symbol", "SymbolFinder", "find_symbols", "matching_symbols", "read_symbol")
 
@@ -24,13 +23,18 @@ _MAX_SYMBOLS = 2 << 20
 _MAX_NAME = 1024
 # Occurrences in the string table plus symbols compared, over all patterns of a search.
 _MAX_COMPARED = 1 << 16
+# Offsets in the string table at which a name may begin that is to be compared.
+_MAX_STARTS = 1 << 21
 _MAX_MATCHES = 512
+_TOO_MANY = "too many symbols of the ELF file match"
 _HEAD = 32
 # A name within others, and the length before each name (Itanium C++ ABI, 5.1.3).
 _METHOD, _LENGTH = "_ZN", re.compile(r"[1-9]\d{0,3}")
 
 # The fixed parts of a pattern, in order; one part is a whole name.
 _Parts = list[bytes]
+# The fields of ELF64_SYM.
+_Row = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,39 +98,55 @@ def _search(elf: Elf, kind: int, patterns: Mapping[str, _Parts]) -> dict[str, li
     if table.strings.size > _MAX_STRINGS:
         raise UnsupportedTarget("the ELF file has too large a string table")
     strings = elf.read(table.strings.offset, table.strings.size)
-    order = names = np.empty(0, table.rows["name"].dtype)
+    starts: dict[str, list[range]] = {}
     compared = 0
     for pattern, parts in patterns.items():
-        for span in _occurrences(strings, max(parts, key=len)):
-            if not len(order):
-                # Only now: most searches of .symtab find nothing.
-                order = np.argsort(table.rows["name"])
-                names = table.rows["name"][order]
-            # Of the same type as ``names``: numpy would convert all of them for each search.
-            low, high = np.searchsorted(names, np.array(span, names.dtype))
-            compared += 1 + int(high - low)
+        starts[pattern] = list(islice(_occurrences(strings, max(parts, key=len)), _MAX_COMPARED + 1 - compared))
+        compared += len(starts[pattern])
+        if compared > _MAX_COMPARED:
+            raise UnsupportedTarget(_TOO_MANY)
+    rows = _rows_by_name(table.rows, list(chain.from_iterable(starts.values())))
+    for pattern, parts in patterns.items():
+        for span in starts[pattern]:
+            near = [row for start in span for row in rows.get(start, ())]
+            compared += len(near)
             if compared > _MAX_COMPARED:
-                raise UnsupportedTarget("too many symbols of the ELF file match")
-            for row in table.rows[order[low:high]]:
+                raise UnsupportedTarget(_TOO_MANY)
+            for row in near:
                 if symbol := _match(elf, row, strings, parts):
                     found.setdefault(pattern, []).append(symbol)
         if sum(map(len, found.values())) > _MAX_MATCHES:
-            raise UnsupportedTarget("too many symbols of the ELF file match")
+            raise UnsupportedTarget(_TOO_MANY)
     return found
 
 
-def _match(elf: Elf, row: Any, strings: bytes, parts: _Parts) -> Symbol | None:
-    start = int(row["name"])
+def _rows_by_name(rows: bytes, spans: Sequence[range]) -> dict[int, list[_Row]]:
+    """Returns the symbols whose names begin in one of ``spans``, by that offset in the string table."""
+    if sum(map(len, spans)) > _MAX_STARTS:
+        raise UnsupportedTarget(_TOO_MANY)
+    wanted = set(chain.from_iterable(spans))
+    found: dict[int, list[_Row]] = {}
+    if wanted:
+        # No loop of Python's: a library has half a million symbols, and a few are wanted.
+        names = array("I", rows)[:: ELF64_SYM.size // 4]
+        positions = compress(count(0, ELF64_SYM.size), map(wanted.__contains__, names))
+        for at in islice(positions, _MAX_COMPARED + 1):
+            row = ELF64_SYM.unpack_from(rows, at)
+            found.setdefault(row[0], []).append(row)
+    return found
+
+
+def _match(elf: Elf, row: _Row, strings: bytes, parts: _Parts) -> Symbol | None:
+    start, _, _, section, address, size = row
     end = strings.find(b"\0", start, start + _MAX_NAME)
-    if end < 0 or not row["section"]:
+    if end < 0 or not section:
         return None
     raw = strings[start:end]
     if not _matches(raw, parts):
         return None
-    address = int(row["value"])
     offset = elf.file_offset(address)
     head = elf.read_upto(offset, _HEAD) if offset is not None else b""
-    return Symbol(raw.decode(errors="replace"), address, offset, int(row["size"]), head)
+    return Symbol(raw.decode(errors="replace"), address, offset, size, head)
 
 
 def _class_of(pattern: str) -> str:
@@ -156,8 +176,8 @@ def _matches(name: bytes, parts: _Parts) -> bool:
     return True
 
 
-def _occurrences(strings: bytes, needle: bytes) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of string offsets at which a name that holds ``needle`` may begin.
+def _occurrences(strings: bytes, needle: bytes) -> Iterator[range]:
+    """Yields the offsets in the string table at which a name that holds ``needle`` may begin.
 
     A name may begin inside another's string, since linkers merge equal tails.
     """
@@ -166,6 +186,6 @@ def _occurrences(strings: bytes, needle: bytes) -> Iterator[tuple[int, int]]:
     at, done = strings.find(needle), -1
     while at >= 0:
         start = max(strings.rfind(b"\0", max(at - _MAX_NAME, 0), at) + 1, done + 1)
-        yield start, at + 1
+        yield range(start, at + 1)
         done = at
         at = strings.find(needle, at + 1)

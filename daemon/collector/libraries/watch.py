@@ -81,7 +81,7 @@ class LibraryWatch:
         self._scanning: set[int] | None = None
         self._scan_began = 0.0
         self._swept = time.monotonic()
-        # Scans until the probes of an earlier daemon on unmapped files are ended; whether this scan left out users.
+        # Scans until the probes of an earlier daemon on unmapped files are ended; whether this scan left out users or libraries.
         self._adopted_scans = MAX_ADOPTED_SCANS
         self._left_out = False
         # Files that no process mapped before the running scan.
@@ -97,7 +97,7 @@ class LibraryWatch:
             self._thread.join()
 
     def scanned(self, timeout: float) -> bool:
-        """Wait for the first scan. Returns False when ``timeout`` seconds are over."""
+        """Wait for the first scan, which attaches the awaited libraries. Returns False after ``timeout`` seconds."""
         return self._first_scan.wait(timeout)
 
     def interesting(self, path: bytes) -> bool:
@@ -177,7 +177,10 @@ class LibraryWatch:
             if not self._files.is_held(file):
                 self._turns.add(self._probes.let_go(file), fresh=False)
         self._idle = []
-        self._first_scan.set()
+        if not self._first_scan.is_set():
+            self._first_scan.set()
+            if self._left_out:
+                self._turns.add(list(self._files.holders), fresh=False)
         if self._adopted_scans:
             self._adopted_scans = self._adopted_scans - 1 if self._left_out else 0
             if self._adopted_scans:
@@ -219,8 +222,10 @@ class LibraryWatch:
         new = self._files.holds(process.pid, process.start_ns, set(found))
         for key, mapping in found.items():
             mapped = Mapped(process, turn.uid, key, mapping, late=not turn.fresh)
-            source = next(self._probes.wanting(mapped), None)
+            wanting = list(self._probes.wanting(mapped))
+            source = next((library for library in wanting if library.awaited or self._first_scan.is_set()), None)
             if source is None:
+                self._left_out |= bool(wanting)
                 continue
             if not turn.may_attach:
                 self._left_out = True

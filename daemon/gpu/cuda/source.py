@@ -74,6 +74,7 @@ class CudaSource(Source):
     late_objects = (*OBJECTS, *OPTIONAL)
     optional_objects = OPTIONAL
     files = (b"libcudart",)
+    awaited = True
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class CollectivesSource(Source):
     objects = OBJECTS
     late_objects = OBJECTS
     files = (*GLOO.files, *NCCL.files)
+    awaited = True
 
     def __init__(
         self,

@@ -70,6 +70,7 @@ class OptimizerSource:
     name = "optimizer"
     table = "train.steps"
     files = (b"libtorch_cpu.so",)
+    awaited = False
 
     def __init__(self, session: Session, symbols: SymbolFinder) -> None:
         self._session = session

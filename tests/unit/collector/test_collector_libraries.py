@@ -80,6 +80,7 @@ class Source:
     name = "collectives"
     table = "comm.ops"
     files = (b"libnccl.so",)
+    awaited = True
 
     def __init__(self, session: Session, *errors: ProbingError) -> None:
         self.session = session
@@ -103,6 +104,21 @@ class Source:
         self.forgotten.append(identity)
 
 
+class SlowSource(Source):
+    """Attaches once it is ``released``, and the start does not wait for that."""
+
+    name = "optimizer"
+    awaited = False
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.released = threading.Event()
+
+    def attach(self, fd: int, path: bytes) -> int:
+        self.released.wait()
+        return super().attach(fd, path)
+
+
 class Watch:
     def __init__(
         self,
@@ -110,12 +126,13 @@ class Watch:
         adopted: tuple[Path, ...] = (),
         now_ns: int = 1 << 60,
         own: Container[int] = (),
+        slow: bool = False,
     ) -> None:
-        """``now_ns``: since boot, for ever."""
+        """``now_ns``: since boot, for ever. ``slow``: the files are also a library that the start does not wait for."""
         clock = FakeClock(mono_ns=now_ns, real_ns=now_ns)
         self.readers, self.outbox, self.session = Readers(), RowBuffer("n1", clock), Session(*adopted)
-        self.source = Source(self.session, *errors)
-        probes = LibraryProbes(self.session, [self.source], self.outbox, clock)
+        self.source, self.slow = Source(self.session, *errors), SlowSource(self.session)
+        probes = LibraryProbes(self.session, [self.slow, self.source] if slow else [self.source], self.outbox, clock)
         self.libraries = LibraryWatch(self.readers, probes, own=own)  # type: ignore[arg-type]
 
     def start(self) -> None:
@@ -251,6 +268,21 @@ def test_nobody_waits_for_a_process_that_does_not_answer(
     release.set()
     assert watch.libraries.scanned(30)
     assert watch.source.attached.wait(30)
+    watch.stop()
+
+
+def test_the_start_waits_for_awaited_libraries_only(library: Path, tmp_path: Path) -> None:
+    unused = tmp_path / "libnccl.so.1"
+    unused.touch()
+    watch = Watch(adopted=(unused,), slow=True)
+    watch.readers.mapped = {os.getpid(): [library]}
+    watch.start()
+    assert watch.source.attached.is_set()
+    assert not watch.slow.attached.is_set()
+    # An earlier daemon's probes of the other library could be on files that were not looked at for it.
+    assert not watch.session.ended
+    watch.slow.released.set()
+    assert watch.slow.attached.wait(30)
     watch.stop()
 
 
