@@ -1,20 +1,18 @@
 """The configuration: /etc/probingd/probingd.toml, overridden by the command line, the same in every process.
 
-Each option is a field of the dataclasses here. The keys of the file, the command line (``--store.max_bytes=N``), the
+Each option is a field of the classes here. The keys of the file, the command line (``--store.max_bytes=N``), the
 help and the check of docs/config.md come from them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shlex
 import socket as _socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from probing.api.errors import ConfigError
 from probing.daemon import toml
@@ -32,6 +30,7 @@ __all__ = (
     "LogsConfig",
     "NcclConfig",
     "NetConfig",
+    "Option",
     "ProbesConfig",
     "QueryConfig",
     "SamplingConfig",
@@ -57,16 +56,38 @@ MAX_LABELS = 16
 _T = TypeVar("_T")
 
 
+class Option(NamedTuple):
+    """``hidden``: its value may hold a secret, and is not shown to those who may read."""
+
+    default: Any
+    doc: str
+    least: float | None = None
+    most: float = 2.0**62
+    hidden: bool = False
+
+
+# Of the class whose body runs now; then by class and field.
+_made: list[Option] = []
+_options: dict[type[Any], dict[str, Option]] = {}
+
+
 def _option(
     default: _T, doc: str, least: float | None = None, most: float = 2.0**62, *, hidden: bool = False
 ) -> _T:
-    """``hidden``: its value may hold a secret, and is not shown to those who may read."""
-    made: _T = field(default=default, metadata={"doc": doc, "least": least, "most": most, "hidden": hidden})
-    return made
+    _made.append(Option(default, doc, least, most, hidden))
+    return default
 
 
-@dataclass(frozen=True)
-class UsersConfig:
+def _section(cls: type[_T]) -> type[_T]:
+    """Keeps the options of a class, whose first fields they are. Each process pays for these classes at its start, and
+    a named tuple costs a quarter of a dataclass."""
+    _options[cls] = dict(zip(cls.__annotations__, _made, strict=False))
+    _made.clear()
+    return cls
+
+
+@_section
+class UsersConfig(NamedTuple):
     """The users of the processes: names, or numbers, which need no existing user."""
 
     collector: str = _option("probing", "user of the collector and the readers")
@@ -75,16 +96,16 @@ class UsersConfig:
     group: str = _option("probing", "group that may talk to the socket and read the segments")
 
 
-@dataclass(frozen=True)
-class TlsConfig:
+@_section
+class TlsConfig(NamedTuple):
     cert: str = _option("", "file with the certificate chain of listen and http, as PEM; empty: no TLS")
     key: str = _option("", "file with its key; the service's user has to be able to read it, and nobody else")
     client_ca: str = _option("", "file with authorities of clients: each connection then needs a certificate")
     peer_ca: str = _option("", "file with authorities of other nodes: such a certificate gives the scope peer")
 
 
-@dataclass(frozen=True)
-class StoreConfig:
+@_section
+class StoreConfig(NamedTuple):
     max_bytes: int = _option(10 << 30, "bytes that the state directory may take", 16 << 20)
     keep_free_bytes: int = _option(
         -1, "bytes to leave free on its file system; -1: 1 GiB, or a tenth of it where that is less", -1
@@ -97,8 +118,8 @@ class StoreConfig:
     table_max_age_days: tuple[str, ...] = _option((), "days to keep rows of single tables, as python.samples=1.5")
 
 
-@dataclass(frozen=True)
-class QueryConfig:
+@_section
+class QueryConfig(NamedTuple):
     timeout_s: float = _option(30.0, "deadline of a query that names none, and of those that are not streamed", 0.1)
     unread_s: float = _option(300.0, "seconds that an answer waits for a client that takes no rows", 0.1)
     memory_bytes: int = _option(1 << 30, "memory of one SQL worker", 64 << 20)
@@ -106,8 +127,8 @@ class QueryConfig:
     views_dir: str = _option("/etc/probingd/views.d", "directory of views that users write; NAME.sql with one SELECT")
 
 
-@dataclass(frozen=True)
-class ClusterConfig:
+@_section
+class ClusterConfig(NamedTuple):
     seeds: tuple[str, ...] = _option(
         (), "nodes to begin with, as HOST:PORT, dns:NAME:PORT for all addresses of a name, or unix:PATH"
     )
@@ -121,8 +142,8 @@ class ClusterConfig:
     )
 
 
-@dataclass(frozen=True)
-class ProbesConfig:
+@_section
+class ProbesConfig(NamedTuple):
     bpffs: str = _option("/sys/fs/bpf/probingd", "directory of the pins, on a BPF file system")
     force_fallback: bool = _option(False, "attach by perf events even where the kernel has uprobe_multi")
     hit_budget: int = _option(50_000, "hits of a probe that a process may make a second and CPU; more are refused", 1)
@@ -132,38 +153,38 @@ class ProbesConfig:
     user_dir: str = _option("/etc/probingd/probes.d", "directory of probes that users write; NAME.toml with NAME.c")
 
 
-@dataclass(frozen=True)
-class SamplingConfig:
+@_section
+class SamplingConfig(NamedTuple):
     hz: int = _option(19, "samples of Python stacks a second and CPU; 0: none", 0, 999)
     off_cpu: bool = _option(True, "sample also the time in which threads are off the CPU")
     ring_bytes: int = _option(0, "bytes of the ring of samples, 2 KB each, a power of two; 0: by the number of CPUs", 0)
     risk_freeze: bool = _option(False, "sample also on kernels that are known to freeze from it")
 
 
-@dataclass(frozen=True)
-class VariablesConfig:
+@_section
+class VariablesConfig(NamedTuple):
     watch: tuple[str, ...] = _option((), "variables of trainers to be read and stored, as dotted names")
     interval_s: float = _option(1.0, "seconds between two readings of the watched variables", 0.1)
 
 
-@dataclass(frozen=True)
-class HostConfig:
+@_section
+class HostConfig(NamedTuple):
     cpu_interval_s: float = _option(1.0, "seconds between two rows of the CPU of a process", 0.1)
     memory_interval_s: float = _option(10.0, "seconds between two rows of the memory of a process", 0.1)
     node_interval_s: float = _option(5.0, "seconds between two rows of memory, disks and pressure of the node", 0.1)
     kernel_log: str = _option("/dev/kmsg", "the kernel's log; empty: it is not read")
 
 
-@dataclass(frozen=True)
-class NetConfig:
+@_section
+class NetConfig(NamedTuple):
     interval_s: float = _option(5.0, "seconds between two rows of a network interface or RDMA port", 0.1)
     tcp: bool = _option(True, "store retransmits and round trips of the TCP connections of watched processes")
     tcp_interval_s: float = _option(5.0, "seconds between two rows of the connections of a process", 0.1)
     sysfs: str = _option("", "where sysfs is, for RDMA ports; empty: as the first process of the node sees it")
 
 
-@dataclass(frozen=True)
-class GpuConfig:
+@_section
+class GpuConfig(NamedTuple):
     enabled: bool = _option(True, "read GPUs by NVIDIA's driver, in a process of its own")
     interval_s: float = _option(1.0, "seconds between two readings of the GPUs", 0.1)
     links_interval_s: float = _option(10.0, "seconds between two rows of an NVLink or PCIe link", 1)
@@ -172,24 +193,24 @@ class GpuConfig:
     sysfs: str = _option("/sys", "where sysfs is, for PCI devices and NICs")
 
 
-@dataclass(frozen=True)
-class CudaConfig:
+@_section
+class CudaConfig(NamedTuple):
     syncs: bool = _option(True, "store calls in which threads wait for the GPU")
     memory: bool = _option(True, "store the allocations of GPU memory, by stack and size")
     memory_interval_s: float = _option(10.0, "seconds between two rows of an allocating stack", 1)
     launches: bool = _option(False, "count the launches of kernels, a microsecond each to the job")
 
 
-@dataclass(frozen=True)
-class NcclConfig:
+@_section
+class NcclConfig(NamedTuple):
     ras: bool = _option(True, "ask NCCL's own RAS what it knows of the ranks")
     ras_port: int = _option(28028, "port that NCCL's RAS listens on", 1, 65535)
     ras_interval_s: float = _option(60.0, "seconds between two questions to RAS", 1)
     flight_recorder: bool = _option(True, "read the dumps of PyTorch's flight recorder that jobs write")
 
 
-@dataclass(frozen=True)
-class LogsConfig:
+@_section
+class LogsConfig(NamedTuple):
     enabled: bool = _option(False, "store lines that trainers write to stdout and stderr, where they match")
     patterns: tuple[str, ...] = _option(
         ("NCCL WARN", "unhandled system error", "unhandled cuda error", "Traceback (most recent call last)",
@@ -200,8 +221,8 @@ class LogsConfig:
     line_bytes: int = _option(512, "bytes of a line that are stored at most", 64, 4096)
 
 
-@dataclass(frozen=True)
-class DiagnoseConfig:
+@_section
+class DiagnoseConfig(NamedTuple):
     enabled: bool = _option(True, "look all the time for what is wrong with jobs, and store it in diagnosis.findings")
     stall_s: float = _option(10.0, "seconds without progress after which a job counts as stalled", 0.5, 3600)
     review_s: float = _option(60.0, "seconds to the first review of a job that advances; the next are rarer", 1, 86400)
@@ -214,8 +235,8 @@ class DiagnoseConfig:
     hook_timeout_s: float = _option(10.0, "seconds after which the command is killed or the post given up", 0.1, 600)
 
 
-@dataclass(frozen=True)
-class Config:
+@_section
+class Config(NamedTuple):
     """All options. ``Config.load`` and ``Config.from_args`` check every value and raise ConfigError."""
 
     node_name: str = _option("", "name of this node in every row; empty: the host name")
@@ -299,13 +320,12 @@ class Config:
         return args
 
 
-def options() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Yields (dotted key, field) of each option; the metadata of a field has its ``doc``."""
-    for outer in dataclasses.fields(Config):
-        if dataclasses.is_dataclass(outer.default):
-            yield from ((f"{outer.name}.{inner.name}", inner) for inner in dataclasses.fields(outer.default))
-        else:
-            yield outer.name, outer
+def options() -> Iterator[tuple[str, Option]]:
+    """Yields (dotted key, option)."""
+    yield from _options[Config].items()
+    for name, section in Config._field_defaults.items():
+        if name not in _options[Config]:
+            yield from ((f"{name}.{inner}", option) for inner, option in _options[type(section)].items())
 
 
 _OPTIONS = dict(options())
@@ -329,9 +349,9 @@ def shown(config: Config) -> Iterator[dict[str, str]]:
         value, default = text_of(config, key), _print(option.default)
         if key == "socket":
             value = config.public_socket
-        elif option.metadata["hidden"] and value != default:
+        elif option.hidden and value != default:
             value = "(set)"
-        yield {"key": key, "value": value, "default": default, "doc": str(option.metadata["doc"])}
+        yield {"key": key, "value": value, "default": default, "doc": option.doc}
 
 
 def _get(config: Config, key: str) -> Any:
@@ -439,8 +459,7 @@ def _build(values: Mapping[str, object]) -> Config:
         sections.setdefault(section, {})[name] = _checked(key, value)
     top = sections.pop("", {})
     for section, given in sections.items():
-        default: Any = Config.__dataclass_fields__[section].default
-        top[section] = dataclasses.replace(default, **given)
+        top[section] = Config._field_defaults[section]._replace(**given)
     return _whole(Config(**top))
 
 
@@ -456,9 +475,9 @@ def _checked(key: str, value: object) -> Any:
     if type(value) is not type(default):
         names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text in quotes"}
         raise _wrong(key, value, names[type(default)])
-    least = option.metadata["least"]
+    least = option.least
     if least is not None and isinstance(value, (int, float)):
-        most = option.metadata["most"]
+        most = option.most
         if not value >= least:
             raise _wrong(key, value, f"at least {least:.12g}")
         if value > most:
@@ -484,13 +503,12 @@ def _whole(config: Config) -> Config:
         _address("http", config.http)
     _cluster(config.cluster)
     _hooks(config.diagnose)
-    return dataclasses.replace(
-        config,
+    return config._replace(
         node_name=node_name,
         socket=socket,
         runtime_dir=str(Path(config.runtime_dir or f"{socket}.d").absolute()),
         state_dir=str(Path(config.state_dir).absolute()),
-        probes=dataclasses.replace(config.probes, bpffs=str(Path(config.probes.bpffs).absolute())),
+        probes=config.probes._replace(bpffs=str(Path(config.probes.bpffs).absolute())),
     )
 
 

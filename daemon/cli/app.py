@@ -114,7 +114,7 @@ def _write_configuration(formatter: Any) -> None:
         rows = [("--config FILE", f"the file to read instead of {DEFAULT_FILE}")]
         for key, option in options():
             value = "[=false]" if option.default is True else "" if option.default is False else "VALUE"
-            rows.append((f"--{key.replace('_', '-')} {value}", str(option.metadata["doc"])))
+            rows.append((f"--{key.replace('_', '-')} {value}", option.doc))
         formatter.write_dl(rows, col_max=_OPTION_WIDTH)
 
 

@@ -140,7 +140,7 @@ class Changes:
         """Returns fields of probing.v1.Setting: the value for all processes, and each change. Raises UsageError."""
         if key:
             self._check(key, particular=False)
-        docs = {name: option.metadata["doc"] for name, option in options()}
+        docs = {name: option.doc for name, option in options()}
         found = []
         with self._lock:
             changes = list(self._changes.values())

@@ -5,7 +5,6 @@ The supervisor creates them before the first start, for the user that needs them
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import socket
@@ -148,7 +147,7 @@ def make_state_dir(path: Path, account: Account | None) -> None:
 
 def service_config(config: Config) -> Config:
     """Returns the service's configuration, with the socket in the directory that it may write to."""
-    return dataclasses.replace(config, socket=f"{config.runtime_dir}/{PUBLIC}")
+    return config._replace(socket=f"{config.runtime_dir}/{PUBLIC}")
 
 
 def pins_of(config: Config) -> Path:

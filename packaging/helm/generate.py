@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import helm_python
 
-from probing.daemon.config import options
+from probing.daemon.config import Option, options
 
 __all__ = ("CHART", "MANIFEST", "SCHEMA", "manifest", "schema")
 
@@ -66,15 +65,15 @@ def _object() -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "properties": {}}
 
 
-def _type(option: dataclasses.Field[Any]) -> dict[str, Any]:
+def _type(option: Option) -> dict[str, Any]:
     """Returns the schema of one option, as ``Config.load`` checks it."""
-    described = {"description": option.metadata["doc"]}
+    described = {"description": option.doc}
     if isinstance(option.default, tuple):
         return {**described, "type": "array", "items": {"type": "string"}}
     kind = type(option.default)
     found: dict[str, Any] = {**described, "type": TYPES[kind]}
-    if kind in (int, float) and option.metadata["least"] is not None:
-        found["minimum"] = option.metadata["least"]
+    if kind in (int, float) and option.least is not None:
+        found["minimum"] = option.least
     return found
 
 

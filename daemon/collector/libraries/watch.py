@@ -81,7 +81,8 @@ class LibraryWatch:
         self._scanning: set[int] | None = None
         self._scan_began = 0.0
         self._swept = time.monotonic()
-        # Scans until the probes of an earlier daemon on unmapped files are ended; whether this scan left out users or libraries.
+        # Scans until the probes of an earlier daemon on unmapped files are ended; whether this scan left out users or
+        # libraries.
         self._adopted_scans = MAX_ADOPTED_SCANS
         self._left_out = False
         # Files that no process mapped before the running scan.

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -111,7 +110,7 @@ class CudaSource(Source):
     def make(cls, context: Context) -> CudaSource:
         def options() -> CudaConfig:
             now = {name: context.settings.value(f"cuda.{name}") for name in ("syncs", "memory", "launches")}
-            return replace(context.config.cuda, **now)
+            return context.config.cuda._replace(**now)
 
         symbols = symbols_by(context.parsers.libraries)
         return cls(
