@@ -30,6 +30,8 @@ READ_TIMEOUT_S = 2.0
 # A process whose maps are locked, or whose file does not open, is given up sooner, since others wait.
 MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
 SCAN_INTERVAL_S = 10.0
+# Libraries that the start does not wait for get their probes so long after it: the first answer comes before.
+LATE_S = 1.0
 # A scan that takes longer is restarted, and its result is not used.
 SCAN_LIMIT_S = 120.0
 # So many scans wait for users that rest, before probes of an earlier daemon on unmapped files are ended.
@@ -180,8 +182,8 @@ class LibraryWatch:
         self._idle = []
         if not self._first_scan.is_set():
             self._first_scan.set()
-            if self._left_out:
-                self._turns.add(list(self._files.holders), fresh=False)
+            for pid in self._files.holders if self._left_out else ():
+                self._turns.later(pid, LATE_S)
         if self._adopted_scans:
             self._adopted_scans = self._adopted_scans - 1 if self._left_out else 0
             if self._adopted_scans:

@@ -271,7 +271,10 @@ def test_nobody_waits_for_a_process_that_does_not_answer(
     watch.stop()
 
 
-def test_the_start_waits_for_awaited_libraries_only(library: Path, tmp_path: Path) -> None:
+def test_the_start_waits_for_awaited_libraries_only(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "LATE_S", 0.0)
     unused = tmp_path / "libnccl.so.1"
     unused.touch()
     watch = Watch(adopted=(unused,), slow=True)
