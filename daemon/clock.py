@@ -7,17 +7,15 @@ and written into the log, so a step of the wall clock changes no duration.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 __all__ = ("Clock", "ClockPair", "FakeClock", "SystemClock")
 # The read with the least time between its ends counts.
 _READS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class ClockPair:
+class ClockPair(NamedTuple):
     """One instant on CLOCK_MONOTONIC, CLOCK_BOOTTIME and CLOCK_REALTIME, each in ns."""
 
     mono_ns: int

@@ -46,8 +46,7 @@ class ProcessKey(NamedTuple):
     start_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """The job, run, role and rank of a process, as every table has them. The ranks are None unless ``role`` is trainer.
     """
 
@@ -102,8 +101,7 @@ class Sink(Protocol):
     def lost(self, loss: Loss) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSlot:
+class ProbeSlot(NamedTuple):
     """A probe, and which rows are missing when its hits are refused: rows of ``table`` by ``source``.
 
     ``why``: the reason of a refusal that is not the budget of hits.
@@ -145,8 +143,7 @@ class ProbedLibrary(Protocol):
         """The session has ended the probes on a file (device, inode)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RingConsumer:
+class RingConsumer(NamedTuple):
     """Turns the records of a ring into rows. ``table`` is the one whose rows a full ring costs.
 
     ``identified``: rows name job and rank for good, so records wait a moment for the identity of their process.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ("SourceState", "Totals", "first_of")
 
@@ -13,8 +13,7 @@ MAX_NAMED = 8
 MAX_TEXT = 400
 
 
-@dataclass(frozen=True, slots=True)
-class SourceState:
+class SourceState(NamedTuple):
     """``state`` is running, degraded, paused or stopped; ``reason`` says why it is not running."""
 
     name: str

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -40,8 +40,7 @@ _SQL_TYPES = {
 _PLAIN_COLUMN = re.compile(r"([a-z_]\w*\.)?[a-z_]\w*")
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A logical column. ``sql`` computes it from stored columns; None: it is stored under its name."""
 
     name: str
@@ -90,8 +89,7 @@ class Table:
         return ", ".join(f'({c.sql}) AS "{c.name}"' if c.sql else f'"{c.name}"' for c in wanted)
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """A named SELECT over tables and other views, which replaces the name in a query.
 
     ``columns`` may be empty if only a database can derive them. ``local``: its result over all nodes is the union of

@@ -6,8 +6,7 @@ Format: Documentation/bpf/btf.rst of the Linux sources. Only objects that we bui
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +21,7 @@ _TRANSPARENT = (TYPEDEF, VOLATILE, CONST, RESTRICT, TYPE_TAG)
 _MAX_DEPTH = 32
 
 
-@dataclass(frozen=True, slots=True)
-class BtfType:
+class BtfType(NamedTuple):
     """``ref`` is a size or a type id, by ``kind``; ``rows`` are members (name, type, bit offset) or the like."""
 
     name: str

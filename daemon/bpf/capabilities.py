@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from probing.daemon.bpf import syscalls
 from probing.daemon.bpf.cpu_clock import open_cpu_clock
@@ -56,8 +57,7 @@ class Features:
         return replace(self, **dict.fromkeys(names, False))
 
 
-@dataclass(frozen=True, slots=True)
-class Capability:
+class Capability(NamedTuple):
     """A line of ``probingd check``. ``cost`` is what is lost without the feature, ``remedy`` what brings it."""
 
     name: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 from probing.daemon.cluster.messages import MAX_UPDATES, Call, Message, Purpose
 from probing.daemon.cluster.record import Claim, Record, Update, key_of
@@ -163,7 +162,7 @@ class Machine:
 
     def change(self, record: Record) -> None:
         """Announces ``record`` as the node's own, with the next incarnation."""
-        self.view.announce(replace(record, incarnation=self.view.own.incarnation + 1))
+        self.view.announce(record._replace(incarnation=self.view.own.incarnation + 1))
 
     def _clock(self, wall_ns: int) -> None:
         self._wall_ns = wall_ns
@@ -193,12 +192,12 @@ class Machine:
         if call.purpose is Purpose.REPAIR:
             if len(message.updates) < BEHIND or call.turn >= TURNS:
                 return []
-            return [replace(self._probe(call.name, call.address, now), turn=call.turn + 1)]
+            return [self._probe(call.name, call.address, now)._replace(turn=call.turn + 1)]
         lacking, wanted = difference(self.view.table, message)
         if not lacking and not wanted:
             return []
         asks = self._message(lacking, buckets=message.buckets, wanted=wanted)
-        return [replace(self._call(Purpose.REPAIR, call.name, call.address, asks, now), turn=call.turn)]
+        return [self._call(Purpose.REPAIR, call.name, call.address, asks, now)._replace(turn=call.turn)]
 
     def _call(self, purpose: Purpose, name: str, address: str, message: Message, now: float) -> Call:
         return Call(purpose, name, address, message, 0.8 * self.times.heartbeat, now, self._wall_ns)

@@ -78,13 +78,13 @@ class Membership:
         jobs = tuple(dict.fromkeys(marks))[:MAX_JOBS]
         with self._lock:
             if self._machine.view.own.jobs != jobs:
-                self._machine.change(replace(self._machine.view.own, jobs=jobs))
+                self._machine.change(self._machine.view.own._replace(jobs=jobs))
 
     def set_engine(self, engine: str) -> None:
         """Announces the version of DuckDB that answers queries here."""
         with self._lock:
             if self._machine.view.own.engine != engine:
-                self._machine.change(replace(self._machine.view.own, engine=engine))
+                self._machine.change(self._machine.view.own._replace(engine=engine))
 
     def set_seeds(self, seeds: Sequence[str]) -> None:
         with self._lock:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from probing.daemon.cluster.record import Record, Update
 
@@ -15,8 +15,7 @@ MAX_UPDATES = 256
 MAX_MARKS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A ping, or the answer to one. ``wall_ns``: clock of the sender.
 
     ``digests``: a hash of each bucket of the sender's table, none where they are not compared. ``buckets`` are those
@@ -43,8 +42,7 @@ class Purpose(Enum):
     REPAIR = "repair"
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A message to ``address``, to be answered within ``seconds``. ``name``: of the node that it is about, or empty.
 
     ``turn`` counts the comparisons with this node that followed each other at once.

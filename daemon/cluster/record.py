@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
+from typing import NamedTuple
 
 from probing.api.errors import PeerError
 
@@ -34,8 +34,7 @@ class Claim(IntEnum):
     FAILED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """What a node says of itself. ``uid`` differs at each start; ``jobs`` are marks of the jobs with ranks there."""
 
     name: str
@@ -54,8 +53,7 @@ class Record:
         return 60 + texts + 8 * len(self.jobs) + sum(len(k) + len(v) + 8 for k, v in self.labels)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """A claim about a node. ``since_s`` (Unix time) is when it was first claimed; ``mark`` hashes what it says."""
 
     record: Record

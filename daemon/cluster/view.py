@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from probing.daemon.cluster.candidates import Candidates
 from probing.daemon.cluster.record import MAX_INCARNATION, Claim, Record, Update
@@ -22,8 +22,7 @@ CONFLICT_S = 90.0
 MAX_RIVALS = 64
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """Seconds: between two pings of a watched node, and without an answer until it is suspect, then failed."""
 
     heartbeat: float = 1.0
@@ -185,7 +184,7 @@ class View:
             self.lies += 1
         # Others do not believe a larger leap either.
         if record.incarnation - own.incarnation <= MAX_LEAP and record.incarnation + 1 < MAX_INCARNATION:
-            self.announce(replace(own, incarnation=record.incarnation + 1))
+            self.announce(own._replace(incarnation=record.incarnation + 1))
 
     # Proof.
 

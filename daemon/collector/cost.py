@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
+from typing import NamedTuple
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
+from probing.daemon.host.cpu.task_stat import parse_stat_line
 from probing.daemon.source import Sink
 
 __all__ = ("CostMeter",)
@@ -22,16 +21,15 @@ HIT_NS = 1000
 # Time of a sample of some 30 frames, with its clock tick, ns (docs/benchmarks.md).
 SAMPLE_NS = 10_000
 _NAMES = {
-    "probing.daemon.collector": "collector",
-    "probing.daemon.confined.reader": "reader",
-    "probing.daemon.confined.parser": "parser",
-    "probing.daemon.service": "service",
-    "probing.daemon.confined.sql_worker": "worker",
+    b"probing.daemon.collector": "collector",
+    b"probing.daemon.confined.reader": "reader",
+    b"probing.daemon.confined.parser": "parser",
+    b"probing.daemon.service": "service",
+    b"probing.daemon.confined.sql_worker": "worker",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Usage:
+class _Usage(NamedTuple):
     name: str
     cpu_ns: int
     rss_bytes: int
@@ -76,17 +74,14 @@ def _own_processes() -> dict[int, _Usage]:
     """This process and its siblings under the supervisor, or alone when there is no supervisor."""
     pids = {os.getpid()}
     parent = os.getppid()
-    # Not Process.children(), which reads the stat of every process of the node.
     with contextlib.suppress(OSError):
         pids |= {int(p) for p in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
     found = {}
     for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            with process.oneshot():
-                name = next((_NAMES[word] for word in process.cmdline() if word in _NAMES), None)
-                if name:
-                    times = process.cpu_times()
-                    cpu_ns = round((times.user + times.system) * 1e9)
-                    found[pid] = _Usage(name, cpu_ns, process.memory_info().rss)
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            name = next((_NAMES[word] for word in words if word in _NAMES), None)
+            stat = parse_stat_line(Path(f"/proc/{pid}/stat").read_bytes())
+            if name and stat:
+                found[pid] = _Usage(name, stat.user_ns + stat.sys_ns, stat.rss_bytes)
     return found

@@ -14,8 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -54,8 +53,7 @@ class Log(Protocol):
     def append(self, batches: Mapping[str, list[pa.RecordBatch]], positions: Positions, pair: ClockPair) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(NamedTuple):
     """A record for the log. ``ends``: the position behind it in each ring; ``size``: bytes taken from rings."""
 
     batches: dict[str, list[pa.RecordBatch]]

@@ -13,9 +13,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import ConfigError, ProbingError, StoreError, UsageError
 from probing.daemon.collector.settings import check_setting
@@ -46,8 +45,7 @@ _log = logging.getLogger(__name__)
 _Scope = tuple[str, str, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(NamedTuple):
     """``until_ns``: when it expires, UTC ns; 0: never."""
 
     key: str
@@ -172,7 +170,7 @@ class Changes:
         partial = self._path.with_suffix(".new")
         try:
             with partial.open("w") as file:
-                json.dump([asdict(c) for c in kept], file, indent=1)
+                json.dump([c._asdict() for c in kept], file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self._path)

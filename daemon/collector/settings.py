@@ -7,7 +7,6 @@ import math
 import pwd
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from probing.api.errors import ConfigError
@@ -31,7 +30,7 @@ def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
     for name, size in _table_numbers(_TABLE_BYTES, value(_TABLE_BYTES), _MAX_BYTES).items():
         tables[name] = TableLimits(max_bytes=int(size))
     for name, days in _table_numbers(_TABLE_DAYS, value(_TABLE_DAYS), _MAX_DAYS).items():
-        tables[name] = replace(tables.get(name, TableLimits()), max_age_s=days * _DAY_S)
+        tables[name] = tables.get(name, TableLimits())._replace(max_age_s=days * _DAY_S)
     return StoreLimits(
         max_bytes=value("store.max_bytes"),
         keep_free_bytes=value("store.keep_free_bytes"),

@@ -15,7 +15,7 @@ import os
 import platform
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.api.errors import PrivilegeError
 
@@ -95,8 +95,7 @@ _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
 _SPEC_ALLOW = 4
 
 
-@dataclass(frozen=True)
-class _Instruction:
+class _Instruction(NamedTuple):
     """``yes`` and ``no``: the numbers of instructions to skip."""
 
     code: int

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, compress, count, islice
+from typing import NamedTuple
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.elf.file import Elf
@@ -37,8 +37,7 @@ _Parts = list[bytes]
 _Row = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(NamedTuple):
     """A defined symbol. ``address`` is before relocation; ``head`` its first bytes in the file, at most 32.
 
     ``file_offset`` is None where no segment holds it in the file (.bss).

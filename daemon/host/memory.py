@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Protocol
 
 from probing.api.errors import ProbingError
@@ -66,7 +65,7 @@ class ProcessMemorySource(Source):
         self._reason = f"{left_out} processes are not read: more than {MAX_PROCESSES} run" if left_out else ""
         common = {"node": self._node, "ts": self._clock.pair().real_ns}
         rows = [
-            {**asdict(who), **seen, **common}
+            {**who._asdict(), **seen, **common}
             for who, seen in zip(watched, json.loads(payload), strict=True)
             if seen and seen["rss_bytes"] is not None
         ]

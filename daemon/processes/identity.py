@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ("Job", "Ranks", "job_of", "on_one_node", "ranks_of", "restarts_of")
 
@@ -19,8 +19,7 @@ Environ = Mapping[str, str]
 _POD_INDEX = re.compile(r"(.+)-(?:master|worker|launcher|chief|trainer|node|head|ps)-[0-9]+(?:-[a-z0-9]{5})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
+class Ranks(NamedTuple):
     """``certain``: only ranks have these variables; those of a scheduler are inherited by any helper."""
 
     rank: int
@@ -30,8 +29,7 @@ class Ranks:
     certain: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """``source`` is slurm, kubernetes, torchelastic, ray, master or pid.
 
     ``unique``: a run of it needs no more than the count of restarts.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import parse_stat, parse_status
@@ -13,8 +13,7 @@ __all__ = ("ProcessNow", "is_alive", "process_now", "real_user")
 _STATUS_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessNow:
+class ProcessNow(NamedTuple):
     """A process that lives."""
 
     pid: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget
 
@@ -52,8 +52,7 @@ _MEMORY_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(NamedTuple):
     """``state`` is the kernel's letter (R, S, D, T, t, Z, X, I); ``start_ns`` is ns since boot in steps of a tick."""
 
     pid: int
@@ -70,8 +69,7 @@ class Stat:
         return bool(self.flags & 0x0020_0000)
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
+class Mapping(NamedTuple):
     """A line of maps. ``path`` is empty for anonymous memory; ``device`` is (major, minor).
 
     ``deleted``: the file was unlinked.

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.api.errors import TargetTimeout
 
@@ -18,8 +18,7 @@ MAX_QUARANTINED = 4_096
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantine:
+class Quarantine(NamedTuple):
     """One process in quarantine. ``since`` and ``until`` are CLOCK_MONOTONIC s; ``times``: how often in a row."""
 
     pid: int

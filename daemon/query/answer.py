@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import InternalError, ProbingError
 from probing.daemon.ipc import error_of
@@ -13,8 +13,7 @@ from probing.daemon.query.checked import Checked
 __all__ = ("End", "Item", "QueryProgress", "StatementEnd", "end_of", "statement_end")
 
 
-@dataclass(frozen=True, slots=True)
-class QueryProgress:
+class QueryProgress(NamedTuple):
     """``fraction`` of the work known so far, 0 to 1; negative while unknown. ``rows_to_scan``: rows in the segments
     that are read; ``elapsed_ms`` since the request began."""
 

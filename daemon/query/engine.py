@@ -11,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from probing.api.errors import ProbingError, QueryError, QueryRejected, QueryTimeout
 from probing.api.tables import TABLES
@@ -40,8 +41,7 @@ REPORT_S = 0.5
 _Cancelled = Callable[[], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(NamedTuple):
     statements: list[Checked | ProbingError]
     started: float
     deadline: float
@@ -70,7 +70,7 @@ class _Request:
                 return one
             return next((failed[name] for name in one.tables if name in failed), one)
 
-        return replace(self, statements=[outcome(one) for one in self.statements])
+        return self._replace(statements=[outcome(one) for one in self.statements])
 
     def rows_to_scan(self, segments: Segments) -> int:
         """Rows in the segments of each statement's tables, in sum."""

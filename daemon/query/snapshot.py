@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from probing.api.tables import Table
 from probing.daemon.store.needs import Need
@@ -13,8 +13,7 @@ from probing.daemon.store.needs import Need
 __all__ = ("QueryFile", "QuerySnapshot", "Store")
 
 
-@dataclass(frozen=True, slots=True)
-class QueryFile:
+class QueryFile(NamedTuple):
     """A Parquet file and how many rows it has."""
 
     path: str

@@ -8,7 +8,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from probing.api.errors import PeerError, ProbingError, QueryRejected
@@ -99,7 +98,7 @@ class UserViews:
             ready = [view for view in pending.values() if not set(base_tables(view)) & set(pending)]
             for view in ready or pending.values():
                 problem = self._problem(view, done) if ready else "it reads itself, perhaps through other views"
-                done[view.name] = replace(view, problem=problem, sql="" if problem else view.sql)
+                done[view.name] = view._replace(problem=problem, sql="" if problem else view.sql)
             pending = {name: view for name, view in pending.items() if name not in done}
         return dict(sorted(done.items()))
 

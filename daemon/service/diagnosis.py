@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probing.daemon.config import Config
@@ -79,7 +78,7 @@ class Diagnosis:
         reasons = [*filter(None, [found.reason]), *hooks.problems, *self._coordinator.problems]
         detail = "; ".join(filter(None, [found.detail, hooks.detail]))
         state = "degraded" if reasons else found.state
-        return [replace(found, state=state, reason=first_of(reasons), detail=detail)]
+        return [found._replace(state=state, reason=first_of(reasons), detail=detail)]
 
     def among(self, status: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the collector's ``status`` with the row of the watch among its sources."""

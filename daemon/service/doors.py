@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.daemon.config import Config, TlsConfig
 from probing.daemon.service.audit import Audit
@@ -14,8 +14,7 @@ from probing.daemon.service.tokens import Tokens
 __all__ = ("Doors",)
 
 
-@dataclass(frozen=True, slots=True)
-class Doors:
+class Doors(NamedTuple):
     """The guards of one service."""
 
     tokens: Tokens

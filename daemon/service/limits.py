@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc.aio
 
@@ -15,8 +14,7 @@ MIN_TIMEOUT_S = 0.05
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """``query_s``: default and upper bound of a query's deadline; ``max_bytes``: the same for an answer's size.
 
     ``stream_s``: upper bound for a caller that streams, and may take long to write the rows. ``unread_s``: how long a

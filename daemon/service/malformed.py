@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc.aio
 
@@ -18,8 +17,7 @@ from probing.daemon.service.errors import abort
 __all__ = ("MalformedRequests",)
 
 
-@dataclass(frozen=True, slots=True)
-class _Refused:
+class _Refused(NamedTuple):
     why: str
 
 

@@ -6,9 +6,8 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -46,8 +45,7 @@ MAX_NAMES = 64
 _Rows = TypeVar("_Rows", pb.StacksReply, pb.VarsReply)
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """This node. ``address`` is its own; ``known`` returns it and the other nodes that it knows."""
 
     name: str

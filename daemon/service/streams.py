@@ -7,8 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from probing.api.errors import InternalError, ProbingError, QueryRejected, QueryTimeout
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -37,8 +36,7 @@ class _Options(TypedDict):
     resting: Callable[[], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """How an answer goes out. ``cut`` yields what is buffered, and its bytes; it runs in a thread. ``reply`` makes the
     message of it when it is written, or None."""
 

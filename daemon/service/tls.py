@@ -9,9 +9,8 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import ConfigError, Unauthenticated
 from probing.daemon.config import TlsConfig
@@ -27,8 +26,7 @@ _CA_HINT = "packaging/test-ca.sh shows how to make certificates"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+class Certificate(NamedTuple):
     """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: UTC s. ``made``: by which authorities."""
 
     name: str

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from probing.api.tables import Table
 from probing.daemon.clock import Clock
@@ -15,8 +15,7 @@ from probing.daemon.store.tasks.worker import Worker
 __all__ = ("StoreContext",)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreContext:
+class StoreContext(NamedTuple):
     """``root`` is the state directory; ``worker`` runs the tasks that seal, merge and salvage."""
 
     root: Path

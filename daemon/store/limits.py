@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 __all__ = ("DEFAULT_FREE_BYTES", "StoreLimits", "TableLimits", "merge_reserve", "on_file_system")
 
@@ -14,8 +15,7 @@ _FREE_SHARE = 10
 _MERGE_SHARE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class TableLimits:
+class TableLimits(NamedTuple):
     """Limits of one table; None: only the limits of the whole store hold."""
 
     max_bytes: int | None = None

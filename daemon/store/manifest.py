@@ -10,9 +10,9 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import FormatError
 from probing.daemon.store.files import Files, write_all
@@ -40,8 +40,7 @@ _MAGIC = "probingd-manifest"
 _PATH = re.compile(r"[\w.]+/date=[0-9-]{10}/[\w-]+\.parquet", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A sealed Parquet file as the manifest names it.
 
     ``path`` is relative to the state directory, ``crc`` is CRC32 of the whole file. ``ts_min`` and ``ts_max`` are the
@@ -60,8 +59,7 @@ class Segment:
     jobs: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(NamedTuple):
     """A change of the manifest. ``sealed_to``: all log parts up to this number are in segments."""
 
     add: tuple[Segment, ...] = ()
@@ -240,7 +238,7 @@ class Manifest:
 
 
 def _edit_fields(edit: Edit) -> dict[str, Any]:
-    fields: dict[str, Any] = {"add": [asdict(s) for s in edit.add], "drop": list(edit.drop)}
+    fields: dict[str, Any] = {"add": [s._asdict() for s in edit.add], "drop": list(edit.drop)}
     if edit.sealed_to is not None:
         fields["sealed_to"] = edit.sealed_to
     if edit.next_sequence is not None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ("EVER", "Need", "Range")
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """UTC ns, both ends included; None: open."""
 
     low: int | None = None
@@ -34,8 +32,7 @@ class Range:
 EVER = Range()
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """The rows with ``ts`` in ``times`` and one of ``jobs`` (None: any)."""
 
     times: Range = EVER

@@ -14,6 +14,7 @@ import stat
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from probing.api.errors import ConfigError, PrivilegeError
 from probing.daemon.config import Config
@@ -49,8 +50,7 @@ COLLECTOR = ("BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH")
 READER = ("SYS_PTRACE", "DAC_READ_SEARCH")
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(NamedTuple):
     """A user, its main group and its supplementary groups, as numbers."""
 
     uid: int
@@ -78,8 +78,7 @@ class Account:
         return mode >> 3 & 7 if found.st_gid in (self.gid, *self.groups) else mode & 7
 
 
-@dataclass(frozen=True)
-class Rights:
+class Rights(NamedTuple):
     """The user and capabilities of a process. ``account`` None: the supervisor's, which cannot change its user."""
 
     account: Account | None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
@@ -50,8 +50,7 @@ class LiveProcesses(Processes, Protocol):
     def live(self) -> list[Identity]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeState:
+class ProbeState(NamedTuple):
     """``state`` is that of a source: running, degraded, paused or stopped."""
 
     name: str

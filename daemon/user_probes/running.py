@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,7 @@ MAX_EVENTS = 4096
 _EVERYWHERE = ProcessKey(ALL, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """Since the probe was loaded. ``refused`` hits came over the budget, ``lost`` events found the ring full."""
 
     hits: int

@@ -6,9 +6,8 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from probing.api.errors import ConfigError, FormatError
 from probing.api.tables.schema import Table
@@ -38,8 +37,7 @@ _EXAMPLES = "docs/user-probes.md describes the keys"
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """A column that the program fills. ``bytes`` is the size of a text, 0 for a number."""
 
     name: str
@@ -48,8 +46,7 @@ class Field:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(NamedTuple):
     """Where ``function`` of NAME.c runs: at ``symbol`` of ``library``, or at ``tracepoint``, category:name."""
 
     kind: str
@@ -67,8 +64,7 @@ class Attach:
         return self.tracepoint or f"{self.symbol} in {self.library}"
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(NamedTuple):
     """A probe. ``budget``: hits a second of all its attachments together; ``who`` is one of WHO."""
 
     name: str

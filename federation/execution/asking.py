@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from probing.api.errors import PeerError, ProbingError
 from probing.federation.execution.fanout import Failed, Gathered, late
@@ -33,8 +33,7 @@ class Again(Exception):
         self.error = error
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """How many nodes are asked at once, and when a node is asked again.
 
     ``at_once`` calls may be young; one older than ``patience_s`` leaves its place to another, so that nodes that do not

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ("Clocks", "Offset", "measured", "spread_ns")
 
@@ -17,8 +17,7 @@ _DRIFT = 50e-6
 _MOST_NODES = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Offset:
+class Offset(NamedTuple):
     """The clock of a node is ``offset_ns`` ahead of ours (behind: negative), give or take ``error_ns``."""
 
     offset_ns: int

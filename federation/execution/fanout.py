@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypedDict, TypeVar
 
 from probing.api.errors import InternalError, PartialAnswer, PeerError, ProbingError
 from probing.federation.execution.clocks import Offset
@@ -45,8 +45,7 @@ class Answered(Generic[T]):
     clock: Offset | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """A node without a valid answer. ``node`` is empty where its name is unknown."""
 
     address: str

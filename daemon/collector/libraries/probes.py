@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout
 from probing.daemon.clock import Clock
@@ -33,8 +32,7 @@ class Session(Protocol):
     def end_file(self, identity: Identity) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Mapped:
+class Mapped(NamedTuple):
     """A file of interest that a process of user ``uid`` maps; ``late``: it mapped it before it was looked at."""
 
     process: ProcessNow

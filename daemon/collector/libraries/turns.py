@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 __all__ = ("Turn", "Turns")
 
@@ -24,8 +25,7 @@ MAX_DEBTORS = 4_096
 TICK_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """``fresh``: it has new mappings since the last look. ``may_attach`` is False while its user rests."""
 
     pid: int

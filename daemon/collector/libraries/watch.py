@@ -12,8 +12,8 @@ import os
 import threading
 import time
 from collections.abc import Container
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout
 from probing.daemon.collector.libraries.files import Key, ProbedFile, Refusal
@@ -47,8 +47,7 @@ MAX_KEYS = 256
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(NamedTuple):
     """``done``: no file of the process waits any more; ``useful``: the look found something new."""
 
     done: bool

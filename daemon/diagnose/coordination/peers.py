@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 __all__ = ("Holder", "PeerFacts", "Peers")
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """A node that holds ranks of a job. ``living``: one of them has not ended. ``failed``: it does not answer."""
 
     node: str
@@ -18,8 +16,7 @@ class Holder:
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PeerFacts:
+class PeerFacts(NamedTuple):
     """The facts of one job on a peer: JSON as ``probing.diagnosis.facts_file`` writes it, one of each run.
 
     ``clock_offset_ns`` is the peer's clock less ours, exact to ``clock_error_ns``.

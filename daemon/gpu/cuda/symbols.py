@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.probe_points import point_of
@@ -33,8 +33,7 @@ SYNC_OPS = {1: "stream_synchronize", 2: "event_synchronize", 3: "device_synchron
 MEMORY_KINDS = {1: "device", 2: "async", 3: "managed", 4: "host"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Function:
+class _Function(NamedTuple):
     """``entry`` and ``returned``: programs at entry and return, or "". ``kind`` goes to them in the cookie."""
 
     name: str
@@ -43,8 +42,7 @@ class _Function:
     returned: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Functions whose probes come and go together. Without one of ``needed`` a library is not libcudart."""
 
     name: str
@@ -57,8 +55,7 @@ class Group:
         return [name for function in self.functions for name in (function.name, function.name + _PER_THREAD)]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A link to make: ``program`` at file ``offsets``, with a cookie each. ``costs``: cheap or dear, each."""
 
     program: str

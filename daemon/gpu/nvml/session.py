@@ -12,7 +12,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import ProbingError
 from probing.daemon.ipc import Channel, ChannelClosed, Message, connect
@@ -29,8 +29,7 @@ MAX_PAYLOAD = 8 << 20
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """What one poll answered: ``gpu.nvml.snapshot.Snapshots.poll``.
 
     ``asked`` are the parts that were asked for; ``fresh``: the first answer of its process.

@@ -6,8 +6,9 @@ are there. A line that no pattern knows is of kind other.
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ("KINDS", "Meaning", "meaning_of")
 
@@ -37,8 +38,7 @@ KINDS = {
 """What each kind says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
+class Meaning(NamedTuple):
     """``name``: of the process ``pid``."""
 
     kind: str
@@ -111,7 +111,6 @@ _PATTERNS = (
     ("page_allocation", r"(?P<name>.{1,64}): page allocation failure: order:(?P<code>\d{1,3})"),
     ("kernel_bug", r"BUG: |kernel BUG at |Kernel panic|general protection fault|Oops: |Unable to handle kernel"),
 )
-_RULES = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
 # A word of each pattern: most lines have none of them, and then no pattern is tried.
 _HINT = re.compile(
     r"NVRM|SXid|amdgpu|memory|oom|AER|PCIe|pcie|threshold|throttled|EDAC|Hardware Error|mce|NMI|[Ll]ink|"
@@ -122,11 +121,17 @@ _HINT = re.compile(
 _OTHER = Meaning("other")
 
 
+@functools.cache
+def _rules() -> list[tuple[str, re.Pattern[str]]]:
+    # With the first line that has a hint: to compile them takes 10 ms.
+    return [(kind, re.compile(pattern)) for kind, pattern in _PATTERNS]
+
+
 def meaning_of(text: str) -> Meaning:
     """Returns the meaning of a line that the kernel itself wrote."""
     if not _HINT.search(text):
         return _OTHER
-    for kind, pattern in _RULES:
+    for kind, pattern in _rules():
         if (match := pattern.match(text)) is not None:
             found = match.groupdict()
             pid, code = found.get("pid"), found.get("code")

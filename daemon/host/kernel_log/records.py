@@ -10,7 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.daemon.processes.procfs import clean_text
 
@@ -26,8 +26,7 @@ _FACILITIES = (
 _LEVELS = ("emerg", "alert", "crit", "err", "warn", "notice", "info", "debug")
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """``boot_us``: on the kernel's clock of the log, us since boot. ``facility`` is kern for the kernel alone: it gives
     what programs write another one."""
 
@@ -38,8 +37,7 @@ class Record:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """``lost``: records that were overwritten before they were read. ``more``: others wait already."""
 
     records: tuple[Record, ...]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 __all__ = ("Facts", "Role", "conclude", "stride_of")
 
@@ -29,14 +29,12 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(NamedTuple):
     name: str
     why: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """A communicator as one process uses it. ``ranks``: rank in the communicator -> rank in the job, for the members
     that this node knows. ``calls`` and ``sizes``: number and bytes of the operations, by name of the operation."""
 

@@ -14,7 +14,6 @@ import queue
 import re
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -210,7 +209,7 @@ class LayoutFinder:
         if self._cache is None:
             return
         entries = [
-            {name: value for name, value in asdict(layout).items() if value != ABSENT and name != "versions"}
+            {name: value for name, value in layout._asdict().items() if value != ABSENT and name != "versions"}
             for layout in self.added
         ]
         new = self._cache.with_suffix(".new")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields, replace
+from typing import NamedTuple
 
 from probing.daemon.nccl_uprobes.layouts.nccl import NCCL_LAYOUTS, NcclLayout
 
@@ -18,8 +18,7 @@ ABSENT = 0xFFFF
 _PRESENT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class GlooLayout:
+class GlooLayout(NamedTuple):
     """``struct gloo_layout`` of gloo.bpf.c without its first word: offsets in bytes, ABSENT for a missing field.
 
     The programs read 96 bytes of a group from its rank on, and 112 of a tensor from its sizes on.
@@ -50,7 +49,7 @@ class GlooLayout:
     barrier_async: int = ABSENT
 
     def pack(self) -> bytes:
-        return struct.pack(f"<{1 + len(fields(self))}H", _PRESENT, *astuple(self))
+        return struct.pack(f"<{1 + len(self)}H", _PRESENT, *self)
 
 
 # Operation, sequence number and times come from arguments, so they are right for every build.
@@ -81,7 +80,7 @@ TORCH_2_13 = GlooLayout(
     barrier_async=35,
 )
 # Until torch 2.13 tensors had names, which take 8 bytes.
-TORCH_2_9 = replace(TORCH_2_13, tensor_sizes=64, tensor_numel=160, tensor_dtype=168)
+TORCH_2_9 = TORCH_2_13._replace(tensor_sizes=64, tensor_numel=160, tensor_dtype=168)
 # The attach cookie holds the index. Only append, so that the cookies of pinned links stay right.
 GLOO_LAYOUTS: tuple[GlooLayout, ...] = (UNKNOWN_BUILD, TORCH_2_13, TORCH_2_9)
 

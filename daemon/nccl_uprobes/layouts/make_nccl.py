@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 
 from probing.api.errors import NotFound, ProbingError
@@ -46,8 +45,8 @@ def merged(known: Sequence[NcclLayout], found: Iterable[NcclLayout]) -> tuple[Nc
             entries.append(layout)
         elif not set(layout.versions) <= set(entries[same[0]].versions):
             entry = entries[same[0]]
-            entries[same[0]] = replace(
-                entry, versions=entry.versions + layout.versions, build_ids=entry.build_ids + layout.build_ids
+            entries[same[0]] = entry._replace(
+                versions=entry.versions + layout.versions, build_ids=entry.build_ids + layout.build_ids
             )
     return tuple(entries)
 
@@ -66,18 +65,17 @@ def tables(text: str, guarded: Sequence[NcclLayout], unguarded: Sequence[NcclLay
 
 def _entry(layout: NcclLayout) -> str:
     lines = ["    NcclLayout("]
-    for field in fields(layout):
-        value = getattr(layout, field.name)
+    for name, value in layout._asdict().items():
         if isinstance(value, tuple):
             quoted = ", ".join(f'"{text}"' for text in value) + ("," if len(value) == 1 else "")
-            if len(quoted) <= _WIDTH - len(field.name):
-                lines.append(f"        {field.name}=({quoted}),")
+            if len(quoted) <= _WIDTH - len(name):
+                lines.append(f"        {name}=({quoted}),")
             else:
-                lines += [f"        {field.name}=(", *(f'            "{text}",' for text in value), "        ),"]
+                lines += [f"        {name}=(", *(f'            "{text}",' for text in value), "        ),"]
         elif value != ABSENT:
-            lines.append(f"        {field.name}={value if field.name == 'seq_count' else f'0x{value:X}'},")
-        elif field.name == "end_magic":
-            lines.append(f"        {field.name}=ABSENT,")
+            lines.append(f"        {name}={value if name == 'seq_count' else f'0x{value:X}'},")
+        elif name == "end_magic":
+            lines.append(f"        {name}=ABSENT,")
     return "\n".join([*lines, "    ),\n"])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from probing.api.errors import UnsupportedTarget
 
@@ -20,8 +20,7 @@ MAX_LAYOUTS = 64
 _NO_OFFSETS = ("versions", "build_ids")
 
 
-@dataclass(frozen=True, slots=True)
-class NcclLayout:
+class NcclLayout(NamedTuple):
     """``struct nccl_layout`` of nccl.bpf.c: offsets in struct ncclComm in bytes, ABSENT for a missing field.
 
     rank, nRanks, cudaDev and nvmlDev follow ``comm_hash``. ``comm_name`` is a char*, in ncclConfig_t since 2.27.
@@ -56,7 +55,7 @@ class NcclLayout:
     @classmethod
     def offset_names(cls) -> tuple[str, ...]:
         """The names of the offsets, in the order of ``pack``."""
-        return tuple(field.name for field in fields(cls) if field.name not in _NO_OFFSETS)
+        return tuple(name for name in cls._fields if name not in _NO_OFFSETS)
 
     @property
     def version(self) -> str:

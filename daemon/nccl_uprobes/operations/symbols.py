@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.probe_points import point_of
@@ -20,8 +20,7 @@ __all__ = ("GLOO", "NCCL", "Library", "Placement", "Probe", "library_of")
 _GROUP = "_ZN4c10d16ProcessGroupGloo"
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(NamedTuple):
     """``program`` is attached to the functions that match ``pattern``.
 
     ``needed``: a library without such a function is not supported. ``unless``: a pattern; a function that matches it
@@ -42,8 +41,7 @@ class Probe:
         return (self.pattern, self.variant) if self.variant else (self.pattern,)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """``program`` at ``offset`` of the file. ``slot`` counts its hits; ``cost`` of a hit: cheap or dear."""
 
     program: str
@@ -55,8 +53,7 @@ class Placement:
     operation: int = 0
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """``files``: prefixes of the file name. ``probes`` are in the order of attachment: those on the end of an operation
     come first, so that no operation is opened whose end is missed. ``marks``: functions that only some builds have."""
 

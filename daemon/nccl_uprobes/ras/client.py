@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.api.errors import TargetTimeout, UnsupportedTarget
 
@@ -30,8 +30,7 @@ class RasSilent(TargetTimeout):
     default_hint = "a process that is stopped takes connections and does not answer them"
 
 
-@dataclass(frozen=True, slots=True)
-class RasAnswer:
+class RasAnswer(NamedTuple):
     """``form``: json, or text from NCCL before 2.28.7. ``protocol``: the server's protocol version, 0 if unreadable."""
 
     report: bytes

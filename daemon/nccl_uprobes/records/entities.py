@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +38,7 @@ _PART = 4096
 _Word = tuple[type[np.unsignedinteger[Any]], int, np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
-class Entity:
+class Entity(NamedTuple):
     """A process and one of its communicators. ``who`` is None while the process is not identified."""
 
     pid: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import replace
 
 from probing.daemon.nccl_uprobes.steps.collective_steps import Step
 
@@ -123,8 +122,7 @@ class Arbiter:
         exact = len(group) == periods and all(step.exact for step in group)
         self._recent.append(exact)
         known = [step.comm_ns for step in group if step.comm_ns is not None]
-        return replace(
-            group[0],
+        return group[0]._replace(
             t_end=group[-1].t_end,
             ops=sum(step.ops for step in group),
             comm_ns=sum(known) if len(known) == len(group) else None,
@@ -137,4 +135,4 @@ class Arbiter:
 
 def _confirmed(step: Step) -> Step:
     confidence = max(step.confidence, _CONFIRMED) if step.exact else step.confidence
-    return replace(step, confidence=confidence, confirmed=True)
+    return step._replace(confidence=confidence, confirmed=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.interfaces import Link, Session
@@ -27,8 +27,7 @@ _PROGRAM = "optimizer_list"
 _CALL = "_ZN2at4_ops{}4callE*"
 
 
-@dataclass(frozen=True, slots=True)
-class _Operators:
+class _Operators(NamedTuple):
     """Operators of one kind (``slot``). ``names`` are as in the mangled name, each after its length."""
 
     slot: int

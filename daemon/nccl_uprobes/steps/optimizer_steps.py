@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import isqrt
 from statistics import median
@@ -53,8 +52,7 @@ class _Burst(NamedTuple):
     calls: int
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerStep:
+class OptimizerStep(NamedTuple):
     """From the end of one run of the optimizer to the end of the next, CLOCK_MONOTONIC ns.
 
     ``calls``: how many of the optimizer's operators were called. ``goes_on``: no step was missed before it. ``exact``:
@@ -71,8 +69,7 @@ class OptimizerStep:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Rhythm:
+class _Rhythm(NamedTuple):
     """The hash of the calls of a step, their number, and its number of runs. Bursts of one run are at most ``close_ns``
     apart."""
 

@@ -6,8 +6,7 @@ longest pattern, unless a longer one only adds a few bytes to many repeats of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +40,7 @@ _BASE = 0x9E3779B97F4A7C15 | 1
 _FEW = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Period:
+class Period(NamedTuple):
     """``pattern``: the signatures of a step from its first operation on; ``kinds`` and ``counts`` are those of the same
     operations, a count -1 where it varies. ``varying``: kinds whose count is left out of signatures.
     ``repeats``: how often it was found. ``inner``: how often a shorter pattern repeats in it, 1 for none.
@@ -59,8 +57,7 @@ class Period:
 
     def rotated(self, by: int) -> Period:
         """This period, beginning ``by`` operations later."""
-        return replace(
-            self,
+        return self._replace(
             pattern=np.roll(self.pattern, -by),
             kinds=np.roll(self.kinds, -by),
             counts=np.roll(self.counts, -by),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +19,14 @@ _Array = npt.NDArray[Any]
 _Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """All connections of a namespace at CLOCK_MONOTONIC ``mono_ns``."""
 
     sockets: _Array
     mono_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """Connections of watched processes: ``process`` (index), addresses (indices in ``addresses``), what rose."""
 
     sockets: _Array

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,7 @@ _Array = npt.NDArray[Any]
 _Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(NamedTuple):
     """Connections in groups: ``order`` sorts them by group, ``starts`` are the first of each in that order."""
 
     order: npt.NDArray[np.intp]

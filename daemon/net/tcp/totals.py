@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -57,5 +56,5 @@ class NamespaceTotals:
                 rise: dict[str, Any] = dict(zip(_COLUMNS, differences.rise[row].tolist(), strict=True))
                 common = {"node": node, "ts": pair.real_ns, "netns": netns, "sockets": totals[0]}
                 interval = {"interval_ns": int(differences.interval[row])}
-                rows.append({**asdict(who[key]), **common, **interval, **rise})
+                rows.append({**who[key]._asdict(), **common, **interval, **rise})
         return batch_of(TCP.name, rows) if rows else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.daemon.processes.conditions.mounts import Mount
 from probing.daemon.processes.procfs import clean_text
@@ -23,8 +23,7 @@ _UNLIMITED = 1 << 60
 _V2 = "cgroup2"
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """The directories of a process's group and of those above it, innermost first."""
 
     version: int

@@ -6,7 +6,7 @@ Formats: proc(5), Documentation/scheduler/sched-stats.rst. Each number is bounde
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.daemon.processes.procfs import TICK_NS, clean_text
 
@@ -17,8 +17,7 @@ _EXEC_START = re.compile(rb"^se\.exec_start\s*:\s*(\d{1,15})\.(\d{6})", re.MULTI
 _MAJOR_FAULTS, _USER, _SYSTEM, _PROCESSOR = 9, 11, 12, 36
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStat:
+class TaskStat(NamedTuple):
     """``cpu_ns`` is counted in ticks of 10 ms. ``processor``: the CPU on which it last ran."""
 
     name: str

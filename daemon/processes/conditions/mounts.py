@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.daemon.processes.openat2 import O_PATH, handle_below
 from probing.daemon.processes.procfs import clean_text
@@ -21,8 +21,7 @@ _OCTAL = re.compile(rb"\\([0-7]{3})")
 _SERVED = re.compile(r"fuse|nfs|lustre|ceph|cifs|smb|gpfs|beegfs|gfs|ocfs|9p|afs|wekafs|virtiofs|orangefs|pvfs|autofs")
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(NamedTuple):
     """``root``: the directory of the file system that is mounted at ``point``. ``options``: those of the file system.
 
     ``root`` and ``point`` are the kernel's bytes, the rest is clean. ``device``: major:minor of the file system;

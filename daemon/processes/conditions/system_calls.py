@@ -6,7 +6,7 @@ Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/uni
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ("SystemCall", "system_call")
 
@@ -39,8 +39,7 @@ execve 59 221 -           munmap 11 215 -           madvise 28 233 -          pr
 _COLUMN = {"x86_64": 1, "aarch64": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class SystemCall:
+class SystemCall(NamedTuple):
     """``about``: fd (argument 0 is a descriptor), path0 and path1 (that argument points to a path), poll, select,
     child0 and child1 (that argument is a pid), or empty."""
 

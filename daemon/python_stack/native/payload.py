@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from probing.api.errors import CorruptTarget
@@ -36,8 +35,7 @@ class CodeMapping(NamedTuple):
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class StackCopy:
+class StackCopy(NamedTuple):
     """A blocked thread: its ``pc`` and ``sp``, and ``data``, its memory from address ``low`` on.
 
     ``reason``: why there is no copy: ``runs``, ``gone``, ``refused`` or ``limit``.
@@ -51,8 +49,7 @@ class StackCopy:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(NamedTuple):
     """The threads of a process and its executable mappings, by address."""
 
     pid: int

@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -182,7 +181,7 @@ class PythonStacks:
         if not (at := symbols.address("Py_Version", mapping)) or "_PyRuntime" not in symbols.addresses:
             found = locate(mapping, symbols)
             hexversion = sys_hexversion(read, found.runtime, found.version)
-            return replace(found, python=release_of(hexversion)) if hexversion else found
+            return found._replace(python=release_of(hexversion)) if hexversion else found
         head = read([(at, 4)])[0]
         if head is None:
             raise CorruptTarget(f"process {pid} has no CPython where its libraries say")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from probing.api.errors import ProbingError, ProcessGone
 from probing.daemon.processes.memory import Memory
@@ -30,8 +31,7 @@ _STR_HEAD = 56
 _NAME = "_name"
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
+class _Named(NamedTuple):
     """``thread``: address of the Thread; ``slot``: of the pointer to its name; ``raw``: the bytes of that str."""
 
     thread: int

@@ -8,7 +8,7 @@ kinds (``Include/internal/pycore_frame.h``, ``pycore_code.h``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
@@ -26,8 +26,7 @@ _CELLS = 0x40 | 0x80
 _OPTIMIZED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Slots:
+class _Slots(NamedTuple):
     names: list[str]
     in_cells: list[bool]
     optimized: bool

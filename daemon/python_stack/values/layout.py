@@ -8,8 +8,7 @@ constant within a minor version. Offsets that CPython 3.13+ declares (``_Py_Debu
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget
 from probing.daemon.python_stack.walk.layouts import Layout
@@ -20,8 +19,7 @@ _MAX_STRUCT = 1 << 14
 _MAX_INTERPRETER = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectLayout:
+class ObjectLayout(NamedTuple):
     """Offsets in bytes. ``base`` is the layout of frames, threads, codes and texts.
 
     ``code_names``: the tuples of names, in the order of a frame's slots. ``code_kinds``: what each slot is (3.11+).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.api.errors import UsageError
 
@@ -19,8 +19,7 @@ _PART = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(NamedTuple):
     """``parts`` follow ``first``: a str is an attribute or key, an int an index or key."""
 
     text: str

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.memory import PAGE
@@ -50,8 +50,7 @@ _KINDS = {
 _FLAG_OF = {"int": 24, "bool": 24, "list": 25, "tuple": 26, "bytes": 27, "str": 28, "dict": 29, "type": 31}
 
 
-@dataclass(frozen=True, slots=True)
-class Type:
+class Type(NamedTuple):
     """``name`` as tp_name has it; ``kind`` is the built-in that it is or derives from, "object" for all others."""
 
     address: int
@@ -116,7 +115,7 @@ class Objects:
             raise Torn("its type contradicts itself")
         if len(self._types) >= 4096:
             self._types.clear()
-        self._types[address] = found = replace(found, kind=kind)
+        self._types[address] = found = found._replace(kind=kind)
         return found
 
     def _read_type(self, address: int) -> Type:

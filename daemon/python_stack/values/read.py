@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from probing.api.errors import CorruptTarget, UsageError
 from probing.daemon.processes.memory import Memory, ProcessMemory
@@ -38,14 +37,12 @@ MAX_INTERPRETERS = 64
 _Found = TypeVar("_Found")
 
 
-@dataclass(frozen=True, slots=True)
-class _Thread:
+class _Thread(NamedTuple):
     tid: int
     frames: list[tuple[RawFrame, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a name was found: ``parts`` are resolved from the object at ``address``. ``look`` finds it again."""
 
     tid: int

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
@@ -29,8 +29,7 @@ _NUMPY = {
 _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozenset": ("{", "}"), "dict": ("{", "}")}
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """``text`` is None when the value cannot be shown; ``reason`` then says why. ``number``: of a number or scalar."""
 
     type: str

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from probing.api.errors import ProbingError
@@ -146,7 +146,7 @@ class VariableWatch(Source):
             return
         reported.reason = ""
         ts = self._clock.pair().real_ns
-        common = {**asdict(who), "node": self._node, "ts": ts}
+        common = {**who._asdict(), "node": self._node, "ts": ts}
         chosen = _one_each(read)
         step = _step(chosen)
         self._put_values(common, reported, chosen, step)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from probing.daemon.processes.memory import PAGE, Memory, Range
 from probing.daemon.python_stack.walk.codes import Code, read_codes, same_code
@@ -58,8 +59,7 @@ class Capture:
     unread: list[RawThread] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Again:
+class _Again(NamedTuple):
     """A proven capture and the bytes of the one call that proved it: equal bytes prove it again."""
 
     plan: BothWays

@@ -7,8 +7,8 @@ freed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from probing.daemon.processes.memory import PAGE
 from probing.daemon.processes.procfs import clean_text
@@ -27,8 +27,7 @@ _SHORTEST = 48
 _HEAD = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """``func`` is the qualified name from 3.11 on. Texts are clean. ``cut``: a text or the table is incomplete.
     """
 

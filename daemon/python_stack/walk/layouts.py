@@ -8,8 +8,7 @@ From 3.13 on the target declares them: ``_PyRuntime`` begins with ``_Py_DebugOff
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.python_stack.walk.debug_offsets import COOKIE, DEBUG_OFFSETS_SIZE, read_debug_offsets, unsupported
@@ -17,8 +16,7 @@ from probing.daemon.python_stack.walk.debug_offsets import COOKIE, DEBUG_OFFSETS
 __all__ = ("DEBUG_OFFSETS_SIZE", "TABLE", "Layout", "layout_from_debug_offsets", "layout_of")
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Offsets in bytes. None means that this version has no such field.
 
     ``instr`` is the meaning of the word at ``frame_instr``: ``lasti_bytes`` (3.8, 3.9), ``lasti_units`` (3.10),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from probing.api.errors import NotPython
 from probing.daemon.processes.memory import PAGE, Range
@@ -29,8 +30,7 @@ _MAX_BUCKETS = 1 << 24
 _WRITABLE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A PT_LOAD segment, by its addresses in the process."""
 
     start: int

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping as Dict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import InternalError, NotPython, UnsupportedTarget, UsageError
 from probing.daemon.processes.procfs import Mapping, clean_text
@@ -23,8 +22,7 @@ _PROGRAM = re.compile(rb"/python[0-9.]*[a-z]*$")
 _PAGE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeInfo:
+class RuntimeInfo(NamedTuple):
     """The CPython of one process. ``version`` is (3, minor), ``python`` as precise as it is known ("3.11.7", "3.10").
 
     ``runtime`` and ``version_at`` are addresses in the process (``version_at`` 0: there is no Py_Version);
@@ -39,7 +37,7 @@ class RuntimeInfo:
     path: str
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return self._asdict()
 
     @classmethod
     def from_dict(cls, data: Dict[str, Any]) -> RuntimeInfo:
@@ -52,8 +50,7 @@ class RuntimeInfo:
             raise UsageError("a request for stacks does not say where the runtime is") from e
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeSymbols:
+class RuntimeSymbols(NamedTuple):
     """Addresses of SYMBOLS and of the first PT_LOAD, as the file has them; ``relocated``: it is loaded elsewhere."""
 
     addresses: Dict[str, int]

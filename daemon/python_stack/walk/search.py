@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from probing.api.errors import CorruptTarget, NotPython, ProbingError, UnsupportedTarget
@@ -81,7 +80,7 @@ def _by_symbols(read: Read, mapping: Mapping, symbols: RuntimeSymbols) -> Runtim
     if not version_at:
         found = locate(mapping, symbols)
         hexversion = sys_hexversion(read, found.runtime, found.version)
-        return replace(found, python=release_of(hexversion)) if hexversion else found
+        return found._replace(python=release_of(hexversion)) if hexversion else found
     head = read([(version_at, 4)])[0]
     if head is None:
         raise CorruptTarget("there is no CPython where the symbols in memory say")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.daemon.processes.memory import PAGE, Memory, Range
 
@@ -75,8 +75,7 @@ class Snapshot:
         return first[address - page : end]
 
 
-@dataclass(frozen=True, slots=True)
-class BothWays:
+class BothWays(NamedTuple):
     """The ranges of one call, and the indices of each snapshot in them: ``ways``, and ``last`` for the others."""
 
     wanted: list[Range]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget, ProcessGone
 from probing.daemon.processes.procfs import clean_text, parse_stat, parse_status
@@ -17,8 +17,7 @@ MAX_LISTED = 16_384
 _STATES = {"R": "running", "D": "blocked", "T": "stopped", "t": "stopped", "Z": "zombie", "X": "zombie", "x": "zombie"}
 
 
-@dataclass(frozen=True, slots=True)
-class KernelThread:
+class KernelThread(NamedTuple):
     """``tid`` in our PID namespace, ``own_tid`` in the process's; ``state`` as in ``python.backtrace``."""
 
     tid: int

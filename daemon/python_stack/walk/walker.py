@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget, TargetTimeout
 from probing.daemon.processes.memory import Range
@@ -26,8 +27,7 @@ _GENERATOR = 1
 Link = tuple[Range, tuple[int, ...], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Bounds of a walk. A stack that is cut at one is not ``complete``.
 
     Up to ``threads`` are listed; the frames of the oldest ``stacks`` are read, the main thread among them.

@@ -8,8 +8,8 @@ from __future__ import annotations
 import io
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -35,8 +35,7 @@ __all__ = (
 _OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
-@dataclass(frozen=True, slots=True)
-class LogRows:
+class LogRows(NamedTuple):
     """Rows by table in the tables' physical schemas; ``problems`` names what could not be decoded, one line each."""
 
     tables: dict[str, pa.Table]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -36,8 +36,7 @@ def part_number(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A log part up to its last good record.
 
     ``length`` is in bytes, ``raw_bytes`` the size of its batches before compression, ``rows`` counts by table,
@@ -102,8 +101,7 @@ class PartWriter:
         rows = dict(part.rows)
         for chunk in chunks:
             rows[chunk.table] = rows.get(chunk.table, 0) + chunk.rows
-        self.part = replace(
-            part,
+        self.part = part._replace(
             length=part.length + len(record),
             raw_bytes=part.raw_bytes + sum(len(c.data) for c in chunks),
             rows=rows,
@@ -112,8 +110,7 @@ class PartWriter:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ScannedPart:
+class ScannedPart(NamedTuple):
     """A part as a start finds it, of ``size`` bytes.
 
     ``problem``: why bytes behind ``part.length`` were rejected; empty when there are none, or only voided records.

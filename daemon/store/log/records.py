@@ -7,7 +7,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -65,8 +65,7 @@ class PartHeader:
     format_version: int = FORMAT_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A piece of the Arrow IPC stream of one table. All its chunks in a part, joined in order, are the stream."""
 
     table: str
@@ -74,8 +73,7 @@ class Chunk:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One drain. ``end`` is the offset behind it in the part, ``clock`` one instant on all three clocks."""
 
     sequence: int

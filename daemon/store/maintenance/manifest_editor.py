@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from probing.daemon.source import Loss
@@ -41,7 +40,7 @@ class ManifestEditor:
     def commit(self, edit: Edit) -> None:
         """Writes ``edit``, with what earlier failures left to drop, and removes leftover files. Raises OSError."""
         with self.lock:
-            self._manifest.commit(replace(edit, drop=(*edit.drop, *self._gone)))
+            self._manifest.commit(edit._replace(drop=(*edit.drop, *self._gone)))
             self._gone.clear()
             self._state.problems.pop("manifest", None)
             named = {self._root / path for path in self._manifest.state.segments}

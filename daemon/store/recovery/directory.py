@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from probing.daemon.clock import Clock
 from probing.daemon.source import Loss
@@ -25,8 +26,7 @@ OWN_NAMES = {"lock", "imports.jsonl", MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORR
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(NamedTuple):
     """The state directory ``root`` of ``node``."""
 
     files: Files

@@ -21,8 +21,7 @@ class PartDecoded:
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentBegun:
+class SegmentBegun(NamedTuple):
     """The next data are those of a segment of ``table`` and ``date`` ("2026-11-21")."""
 
     table: str
@@ -35,8 +34,7 @@ class Data(NamedTuple):
     data: bytes | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """The segment is complete. ``ts_min`` and ``ts_max`` (UTC ns) and ``jobs`` are None where the caller knows them."""
 
     size: int
@@ -47,8 +45,7 @@ class Made:
     jobs: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LostGroup:
+class LostGroup(NamedTuple):
     """A row group that cannot be read, with the rows and times in the footer; the times are None when it has none."""
 
     group: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -20,8 +20,7 @@ Source = io.RawIOBase | io.BufferedReader
 PIECE_BYTES = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class RowSpan:
+class RowSpan(NamedTuple):
     """First and last ``ts`` of some rows, UTC ns, and their ``jobs`` as in the manifest."""
 
     ts_min: int

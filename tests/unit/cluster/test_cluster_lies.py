@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from gossip_network import WALL_S, Network, Node, record
 
@@ -40,7 +38,7 @@ def membership(network: Network, node: Node) -> Membership:
 def test_a_living_node_that_is_said_to_have_failed_refutes_it(world: tuple[Network, list[Node]], leap: int) -> None:
     network, nodes = world
     accused = nodes[2].machine.view.own
-    claimed = Update.of(replace(accused, incarnation=accused.incarnation + leap), Claim.FAILED, WALL_S)
+    claimed = Update.of(accused._replace(incarnation=accused.incarnation + leap), Claim.FAILED, WALL_S)
     lie(network, nodes[0], claimed)
     assert seen(nodes[0], "n2").claim is Claim.SUSPECT
     for _ in range(40):
@@ -53,7 +51,7 @@ def test_a_living_node_that_is_said_to_have_failed_refutes_it(world: tuple[Netwo
 def test_a_node_that_is_said_to_be_elsewhere_stays_where_it_answers(world: tuple[Network, list[Node]]) -> None:
     network, nodes = world
     accused = nodes[2].machine.view.own
-    moved = replace(accused, address="10.9.9.9:1", incarnation=accused.incarnation + 7, uid=9)
+    moved = accused._replace(address="10.9.9.9:1", incarnation=accused.incarnation + 7, uid=9)
     lie(network, nodes[0], Update.of(moved))
     for _ in range(40):
         network.run(0.25)
@@ -63,7 +61,7 @@ def test_a_node_that_is_said_to_be_elsewhere_stays_where_it_answers(world: tuple
 def test_labels_and_jobs_that_another_invents_are_put_right_and_counted(world: tuple[Network, list[Node]]) -> None:
     network, nodes = world
     accused = nodes[2].machine.view.own
-    lie(network, nodes[0], Update.of(replace(accused, jobs=(13,), incarnation=accused.incarnation + 1)))
+    lie(network, nodes[0], Update.of(accused._replace(jobs=(13,), incarnation=accused.incarnation + 1)))
     assert network.run(10, lambda: nodes[2].machine.view.lies > 0)
     assert network.run(10, lambda: all(seen(n, "n2").record.jobs == () for n in nodes if n is not nodes[2]))
     assert "1 claims of peers were wrong" in membership(network, nodes[2]).problems()
@@ -72,7 +70,7 @@ def test_labels_and_jobs_that_another_invents_are_put_right_and_counted(world: t
 def test_no_incarnation_can_be_claimed_that_the_node_cannot_exceed(world: tuple[Network, list[Node]]) -> None:
     network, nodes = world
     accused = nodes[2].machine.view.own
-    lie(network, nodes[0], Update.of(replace(accused, incarnation=MAX_INCARNATION - 1), Claim.SUSPECT))
+    lie(network, nodes[0], Update.of(accused._replace(incarnation=MAX_INCARNATION - 1), Claim.SUSPECT))
     lie(network, nodes[0], Update.of(record("new", "10.7.7.7:1", 5, MAX_INCARNATION - 1)))
     assert seen(nodes[0], "n2").record.incarnation == accused.incarnation
     assert "new" not in nodes[0].machine.view.table.entries

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import shutil
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from probing.daemon.python_stack.sampling.kernel_maps import SampledProcesses
 from probing.daemon.python_stack.walk.layouts import TABLE, Layout
 
 LAYOUT = TABLE[3, 11]
-OFFSETS = [f.name for f in dataclasses.fields(Layout) if f.name.startswith(("thread_", "frame_", "code_", "gil_"))]
+OFFSETS = [name for name in Layout._fields if name.startswith(("thread_", "frame_", "code_", "gil_"))]
 
 
 class FakeMap:
@@ -84,7 +83,7 @@ def test_layout_arrives_field_by_field(types: dict[str, np.dtype[Any]], layout: 
 def test_layout_that_programs_cannot_follow_is_refused(types: dict[str, np.dtype[Any]], data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(OFFSETS), min_size=1, max_size=3, unique=True))
     offsets = {name: data.draw(st.one_of(st.integers(0, 200), st.integers(0, 1 << 20))) for name in names}
-    layout = dataclasses.replace(LAYOUT, **offsets)
+    layout = LAYOUT._replace(**offsets)
     processes, maps = made(types)
     refused = None
     try:

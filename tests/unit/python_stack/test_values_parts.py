@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,7 +114,7 @@ def declared(minor: int, **changed: int) -> bytes:
 
 
 def base(minor: int) -> Any:
-    return replace(TABLE[3, 12], version=(3, minor))
+    return TABLE[3, 12]._replace(version=(3, minor))
 
 
 def test_declared_layouts() -> None:

@@ -41,7 +41,7 @@ def segment(number: int, size: int, **other: object) -> Segment:
     path = f"{FOLDER}/{number:012d}-{number:012d}.parquet"
     ts = NOON_NS + number * SECOND_NS
     made = Segment("t.small", path, size, 0, 100, ts, ts + SECOND_NS, (number, number))
-    return replace(made, **other)  # type: ignore[arg-type]
+    return made._replace(**other)  # type: ignore[arg-type]
 
 
 def numbers(run: tuple[Segment, ...]) -> list[int]:
@@ -112,8 +112,8 @@ def grown(
             between = [s for s in segments if first.parts[0] <= s.parts[0] <= last.parts[1]]
             assert sorted(numbers(tuple(between))) == numbers(run)
             written += rows
-            merged = replace(first, path=f"{FOLDER}/{number}-{rows}", size=footer + rows * width, rows=rows)
-            merged = replace(merged, parts=(first.parts[0], last.parts[1]), ts_max=last.ts_max)
+            merged = first._replace(path=f"{FOLDER}/{number}-{rows}", size=footer + rows * width, rows=rows)
+            merged = merged._replace(parts=(first.parts[0], last.parts[1]), ts_max=last.ts_max)
             segments = [*(s for s in segments if s not in run), merged]
         most = max(most, len(segments))
     return segments, written / sum(counts), most

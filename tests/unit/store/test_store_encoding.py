@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +224,7 @@ def test_the_manifest_keeps_jobs_and_takes_what_was_written_without() -> None:
     files = MemoryFiles()
     files.make_dir(ROOT)
     known = Segment("t.any", "t.any/date=2026-09-21/a.parquet", 1, 2, 3, 4, 5, (1, 1), ("a", "b"))
-    unknown = replace(known, path="t.any/date=2026-09-21/b.parquet", jobs=None)
+    unknown = known._replace(path="t.any/date=2026-09-21/b.parquet", jobs=None)
     manifest = Manifest(files, ROOT, "n1", "boot", LoadedManifest())
     manifest.commit(Edit((known, unknown)))
     manifest.close()
@@ -245,7 +244,7 @@ def test_the_manifest_keeps_jobs_and_takes_what_was_written_without() -> None:
     files.close(fd)
     loaded = load_manifest(files, ROOT)
     assert loaded.bad_lines == 0
-    assert list(loaded.segments.values()) == [replace(known, jobs=None), unknown]
+    assert list(loaded.segments.values()) == [known._replace(jobs=None), unknown]
 
 
 # Stored differences
