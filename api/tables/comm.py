@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from probing.api.bandwidth import BUS_FACTOR, MOVED_BYTES
-from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Table, stored
+from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Stored, Table, stored
 
 __all__ = ("COMMUNICATORS", "IDENTITY", "INFLIGHT", "OPS", "PROGRESS", "RAS")
 
@@ -145,12 +143,12 @@ OPS = Table(
     _OPS_COLUMNS,
     stored(
         _OPS_COLUMNS,
-        pa.field("launch_ns_after", I64),
-        pa.field("start_ns_after", I64),
-        pa.field("done_lo_ns", I64),
-        pa.field("done_hi_ns", I64),
-        pa.field("done_hi", TIME),
-        pa.field("done_within_ns", I64),
+        Stored("launch_ns_after", I64),
+        Stored("start_ns_after", I64),
+        Stored("done_lo_ns", I64),
+        Stored("done_hi_ns", I64),
+        Stored("done_hi", TIME),
+        Stored("done_within_ns", I64),
     ),
     sort_by=("job", "comm", "rank", "ts"),
 )

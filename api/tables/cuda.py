@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from probing.api.tables.comm import IDENTITY
-from probing.api.tables.schema import I32, I64, NAME, TEXT, U64, Column, Table, stored
+from probing.api.tables.schema import I32, I64, NAME, TEXT, U64, Column, Table, Type, stored
 
 __all__ = ("LAUNCHES", "MEMORY", "SYNCS")
 
+_TEXTS = Type("VARCHAR[]", lambda pa: pa.list_(pa.string()))
 _RANK = Column("rank", I32, "Rank in the job, for a trainer.")
 _SYNC_COLUMNS = (
     *IDENTITY,
@@ -35,7 +34,7 @@ _MEMORY_COLUMNS = (
     Column("size_class", I64, "Sizes of these allocations: up to so many bytes, a power of two."),
     Column("stack", U64, "Hash of the frames; equal for equal stacks of a process."),
     Column("caller", TEXT, "Innermost frame outside of the CUDA runtime: library+0xoffset, or its function."),
-    Column("frames", pa.list_(TEXT), "The frames, innermost first, as far as frame pointers lead."),
+    Column("frames", _TEXTS, "The frames, innermost first, as far as frame pointers lead."),
     Column("interval_ns", I64, "Time in which allocations, frees and bytes were counted, ns; it ends at ts."),
     Column("allocations", I64, "Allocations in the interval."),
     Column("frees", I64, "Of allocations of this row, those freed in the interval."),

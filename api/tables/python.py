@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from probing.api.tables.comm import IDENTITY
-from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Table, stored
+from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Table, Type, stored
 
 __all__ = ("BACKTRACE", "FLIGHT_RECORD", "FRAMES", "SAMPLES", "STACKS", "TRAINING_METRICS", "VARIABLES")
 
@@ -13,7 +11,10 @@ _RANK = Column("rank", I32, "Rank in the job, for a trainer.")
 _TID = Column("tid", I32, "Thread id as the host sees it.")
 
 # Innermost first.
-FRAMES = pa.list_(pa.struct([pa.field("func", TEXT), pa.field("file", TEXT), pa.field("lineno", I32)]))
+FRAMES = Type(
+    'STRUCT(func VARCHAR, "file" VARCHAR, lineno INTEGER)[]',
+    lambda pa: pa.list_(pa.struct([("func", pa.string()), ("file", pa.string()), ("lineno", pa.int32())])),
+)
 
 BACKTRACE = Table(
     "python.backtrace",

@@ -8,35 +8,63 @@ descriptions.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-__all__ = ("BOOL", "F64", "I32", "I64", "NAME", "TEXT", "TIME", "U64", "Column", "Table", "View", "stored", "view")
+__all__ = (
+    "BOOL",
+    "F64",
+    "I32",
+    "I64",
+    "NAME",
+    "TEXT",
+    "TIME",
+    "U8",
+    "U16",
+    "U32",
+    "U64",
+    "Column",
+    "Stored",
+    "Table",
+    "Type",
+    "View",
+    "stored",
+    "view",
+)  # fmt: skip
 
-BOOL = pa.bool_()
-I32 = pa.int32()
-I64 = pa.int64()
-U64 = pa.uint64()
-F64 = pa.float64()
-TEXT = pa.string()
+
+class Type(NamedTuple):
+    """The type of a column. ``make`` makes Arrow's type of the module pyarrow, which few processes import."""
+
+    sql: str
+    make: Callable[[Any], pa.DataType]
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The type as stored."""
+        import pyarrow
+
+        return self.make(pyarrow)
+
+
+BOOL = Type("BOOLEAN", lambda pa: pa.bool_())
+I32 = Type("INTEGER", lambda pa: pa.int32())
+I64 = Type("BIGINT", lambda pa: pa.int64())
+U8 = Type("UTINYINT", lambda pa: pa.uint8())
+U16 = Type("USMALLINT", lambda pa: pa.uint16())
+U32 = Type("UINTEGER", lambda pa: pa.uint32())
+U64 = Type("UBIGINT", lambda pa: pa.uint64())
+F64 = Type("DOUBLE", lambda pa: pa.float64())
+TEXT = Type("VARCHAR", lambda pa: pa.string())
 # Few distinct values: dictionary-encoded where stored, plain text where shown.
-NAME = pa.dictionary(pa.int32(), pa.string())
+NAME = Type("VARCHAR", lambda pa: pa.dictionary(pa.int32(), pa.string()))
 # UTC by definition; without a zone, so that DuckDB reads it as TIMESTAMP_NS.
-TIME = pa.timestamp("ns")
-_SQL_TYPES = {
-    BOOL: "BOOLEAN",
-    I32: "INTEGER",
-    I64: "BIGINT",
-    U64: "UBIGINT",
-    F64: "DOUBLE",
-    TEXT: "VARCHAR",
-    NAME: "VARCHAR",
-    TIME: "TIMESTAMP_NS",
-}
+TIME = Type("TIMESTAMP_NS", lambda pa: pa.timestamp("ns"))
 _PLAIN_COLUMN = re.compile(r"([a-z_]\w*\.)?[a-z_]\w*")
 
 
@@ -44,14 +72,21 @@ class Column(NamedTuple):
     """A logical column. ``sql`` computes it from stored columns; None: it is stored under its name."""
 
     name: str
-    type: pa.DataType
+    type: Type
     doc: str
     sql: str | None = None
 
     @property
     def plain_type(self) -> pa.DataType:
-        """The type as shown."""
-        return self.type.value_type if isinstance(self.type, pa.DictionaryType) else self.type
+        """Arrow's type as shown."""
+        return (TEXT if self.type == NAME else self.type).arrow
+
+
+class Stored(NamedTuple):
+    """A stored column."""
+
+    name: str
+    type: Type
 
 
 @dataclass(frozen=True)
@@ -61,7 +96,7 @@ class Table:
     name: str
     doc: str
     columns: tuple[Column, ...]
-    storage: tuple[pa.Field[Any], ...] = ()
+    storage: tuple[Stored, ...] = ()
     sort_by: tuple[str, ...] = ("ts",)
 
     @property
@@ -71,12 +106,16 @@ class Table:
     @cached_property
     def physical(self) -> pa.Schema:
         """The Arrow schema of stored rows; for a live table, which stores none, the logical one."""
-        return pa.schema(list(self.storage)) if self.storage else self.logical
+        import pyarrow
+
+        return pyarrow.schema([(c.name, c.type.arrow) for c in self.storage]) if self.storage else self.logical
 
     @cached_property
     def logical(self) -> pa.Schema:
         """The Arrow schema of rows as shown."""
-        return pa.schema([pa.field(c.name, c.plain_type) for c in self.columns])
+        import pyarrow
+
+        return pyarrow.schema([(c.name, c.plain_type) for c in self.columns])
 
     @property
     def select_list(self) -> str:
@@ -120,12 +159,10 @@ def view(name: str, doc: str, columns: tuple[Column, ...], source: str = "", *, 
 def _typed(column: Column) -> str:
     if column.sql is not None and _PLAIN_COLUMN.fullmatch(column.sql):
         return column.sql
-    return f"CAST({column.sql or 'NULL'} AS {_SQL_TYPES[column.type]})"
+    return f"CAST({column.sql or 'NULL'} AS {column.type.sql})"
 
 
-def stored(
-    columns: tuple[Column, ...], *extra: pa.Field[Any], without: tuple[str, ...] = ()
-) -> tuple[pa.Field[Any], ...]:
-    """The storage of a table: its columns without an expression, and ``extra`` fields that only expressions read."""
-    own = [pa.field(c.name, c.type) for c in columns if c.sql is None and c.name not in without]
+def stored(columns: tuple[Column, ...], *extra: Stored, without: tuple[str, ...] = ()) -> tuple[Stored, ...]:
+    """The storage of a table: its columns without an expression, and ``extra`` ones that only expressions read."""
+    own = [Stored(c.name, c.type) for c in columns if c.sql is None and c.name not in without]
     return (*own, *extra)

@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pyarrow as pa
-
 from probing.api.errors import FormatError
 from probing.api.tables.comm import IDENTITY
-from probing.api.tables.schema import I32, I64, NAME, U64, Column, Table, stored
+from probing.api.tables.schema import I32, I64, NAME, U8, U16, U32, U64, Column, Table, Type, stored
 
 __all__ = (
     "COLUMN_TYPES",
@@ -28,10 +26,10 @@ USER_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 """What a probe, its table and its columns may be called."""
 MAX_COLUMNS = 64
 MAX_DOC = 400
-COLUMN_TYPES: dict[str, pa.DataType] = {
-    "u8": pa.uint8(),
-    "u16": pa.uint16(),
-    "u32": pa.uint32(),
+COLUMN_TYPES: dict[str, Type] = {
+    "u8": U8,
+    "u16": U16,
+    "u32": U32,
     "u64": U64,
     "i32": I32,
     "i64": I64,

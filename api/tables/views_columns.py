@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from probing.api.tables.comm import IDENTITY
-from probing.api.tables.schema import I64, TEXT, Column, Table
+from probing.api.tables.schema import I64, TEXT, Column, Table, Type
 
 __all__ = ("MICRO", "ROLE", "chosen", "identity", "process_of", "step_of", "unknown")
 
@@ -34,7 +32,7 @@ def chosen(table: Table, alias: str, *names: str, **renamed: str) -> tuple[Colum
     return tuple(Column(new, docs[old].type, docs[old].doc, f"{alias}.{old}") for new, old in pairs)
 
 
-def unknown(kind: pa.DataType, why: str, *names: str) -> tuple[Column, ...]:
+def unknown(kind: Type, why: str, *names: str) -> tuple[Column, ...]:
     """Columns that are NULL for the same reason."""
     return tuple(Column(name, kind, f"NULL: {why}.") for name in names)
 

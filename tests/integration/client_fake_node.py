@@ -378,7 +378,7 @@ def hung_job(directory: Path) -> tuple[FakeNode, FakeNode]:
             ],
             "probing.column_docs": [
                 {"node": name, "ts": 0, "table_schema": t.name.split(".")[0], "table_name": t.name.split(".")[1],
-                 "column_name": c.name, "type": str(c.type), "description": c.doc}
+                 "column_name": c.name, "type": str(c.plain_type), "description": c.doc}
                 for t in TABLES.values() for c in t.columns
             ],
         }  # fmt: skip

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from probing.api.errors import FormatError
 from probing.api.tables import Table
+from probing.api.tables.schema import Stored, Type
 from probing.daemon.store.log.decode import decode_part
 from probing.daemon.store.log.records import unpack_header
 from probing.daemon.store.segments.contents import split_by_date
@@ -45,12 +46,16 @@ def pack_tables(tables: Mapping[str, Table]) -> dict[str, dict[str, object]]:
 
 def _unpack_tables(packed: Mapping[str, Any]) -> dict[str, Table]:
     return {
-        name: Table(
-            name, "", (), tuple(pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(shape["schema"])))),
-            tuple(shape["sort_by"]),
-        )
+        name: Table(name, "", (), _storage(bytes.fromhex(shape["schema"])), tuple(shape["sort_by"]))
         for name, shape in packed.items()
-    }  # fmt: skip
+    }
+
+
+def _storage(schema: bytes) -> tuple[Stored, ...]:
+    def known(kind: pa.DataType) -> Type:
+        return Type("", lambda _: kind)
+
+    return tuple(Stored(field.name, known(field.type)) for field in pa.ipc.read_schema(pa.py_buffer(schema)))
 
 
 def _decoded(index: int, data: bytes, known: Mapping[str, Table]) -> tuple[PartDecoded, Mapping[str, pa.Table]]:

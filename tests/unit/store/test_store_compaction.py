@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probing.api.errors import StoreError
-from probing.api.tables.schema import I64, Column, Table, stored
+from probing.api.tables.schema import I64, TEXT, Column, Table, stored
 from probing.daemon.clock import FakeClock
 from probing.daemon.store import Store, StoreLimits, TableLimits
 from probing.daemon.store.files import Files
@@ -196,7 +196,7 @@ def test_merged_rows_are_sorted_and_pruned_as_before() -> None:
 
 
 def test_segments_know_the_jobs_of_those_that_they_are_made_from() -> None:
-    columns = (*support.SMALL.columns, Column("job", pa.string(), "Job."))
+    columns = (*support.SMALL.columns, Column("job", TEXT, "Job."))
     table = Table("t.small", "Rows with jobs.", columns, stored(columns))
     files = support.MemoryFiles()
     store = Store.open(

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from store_support import START_NS, MemoryFiles, write_segment
 
 from probing.api.tables import TABLES
-from probing.api.tables.schema import TEXT
 from probing.daemon.store.files import write_all
 from probing.daemon.store.manifest import Edit, LoadedManifest, Manifest, Segment, load_manifest
 from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder, sort_rows
@@ -26,6 +25,7 @@ from probing.daemon.store.snapshot import snapshot_segment
 
 STORED = sorted(name for name, table in TABLES.items() if not table.live)
 ROOT = Path("/state")
+TEXT = pa.string()
 TEXTS = ["", "a", "größe-组", "\n\t\0", "'\";--", "x" * 3000, *(f"name {i}" for i in range(40))]
 FLOATS = [0.0, -0.0, 1.5, float("nan"), float("inf"), float("-inf"), 5e-324, 1.7976931348623157e308]
 

@@ -12,7 +12,7 @@ import pytest
 import store_support as support
 
 from probing.api.errors import FormatError, InternalError, StateLocked, StoreError, StoreFull
-from probing.api.tables.schema import I64, Column, Table
+from probing.api.tables.schema import I64, Column, Stored, Table
 from probing.daemon.store import Store, StoreLimits, TableLimits
 from probing.daemon.store.log import records
 from probing.daemon.store.maintenance.retention import to_drop
@@ -21,7 +21,7 @@ from probing.daemon.store.manifest import Segment
 ROOT = Path("/state")
 HOUR_NS = 3_600_000_000_000
 GONE = Column("gone", I64, "A column that a later version does not have.")
-GONE_FIELD = pa.field("gone", I64)
+GONE_FIELD = Stored("gone", I64)
 WIDE = StoreLimits(keep_free_bytes=0, max_age_s=1e9)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import store_support as support
 
-from probing.api.tables.schema import I64, NAME, TEXT, TIME, Column, Table, stored
+from probing.api.tables.schema import I32, I64, NAME, TEXT, TIME, Column, Table, stored
 from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.log.decode import read_part
 from probing.daemon.store.verify.examine import verify_directory
@@ -18,9 +18,9 @@ _BASE = (Column("node", NAME, "Node."), Column("ts", TIME, "Time."))
 # What the columns were: a code instead of a name, half the width, whole text instead of a name, one that is gone.
 BEFORE = (
     *_BASE,
-    Column("id", pa.int32(), "Number."),
+    Column("id", I32, "Number."),
     Column("name", TEXT, "Some name."),
-    Column("note", pa.int64(), "A number that is text now."),
+    Column("note", I64, "A number that is text now."),
     Column("gone", I64, "No longer known."),
 )
 GONE = Table("t.gone", "No longer known.", BEFORE, stored(BEFORE))
