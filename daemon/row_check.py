@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
-
 from probing.api.errors import UsageError
 from probing.api.tables import table_named
+from probing.api.tables.schema import F64, TEXT, TIME, Type
 
 __all__ = ("checked_row",)
 
@@ -22,18 +21,18 @@ def checked_row(table: str, row: Any, without: frozenset[str]) -> dict[str, Any]
 
     Raises UsageError.
     """
-    schema = table_named(table).physical
-    if not isinstance(row, Mapping) or not row.keys() <= set(schema.names) - without:
+    types = {column.name: column.type for column in table_named(table).storage if column.name not in without}
+    if not isinstance(row, Mapping) or not row.keys() <= types.keys():
         raise UsageError(f"a row has other fields than {table}")
     for name, value in row.items():
-        if value is not None and not _fits(value, schema.field(name).type):
+        if value is not None and not _fits(value, types[name]):
             raise UsageError(f"the field {name} of a row of {table} does not have its type")
     return dict(row)
 
 
-def _fits(value: Any, kind: pa.DataType) -> bool:
-    if pa.types.is_timestamp(kind):
+def _fits(value: Any, kind: Type) -> bool:
+    if kind == TIME:
         return type(value) is int and abs(value) < 1 << 63
-    if pa.types.is_floating(kind):
+    if kind == F64:
         return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, str) and len(value) <= (_MAX_TEXT if pa.types.is_string(kind) else _MAX_NAME)
+    return isinstance(value, str) and len(value) <= (_MAX_TEXT if kind == TEXT else _MAX_NAME)

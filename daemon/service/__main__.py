@@ -5,18 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from probing.api.numpy_import import allow_numpy, hide_numpy
 from probing.daemon.supervisor.unit import run
 
 __all__ = ()
 
 
 def _load() -> Callable[[], int]:
-    # Imported late: a library that is missing is an error line. Diagnosis imports numpy once the service answers.
-    hide_numpy()
-    import pyarrow  # noqa: F401
-
-    allow_numpy()
+    # Imported late: a library that is missing is an error line.
     from probing.daemon.service.process import main
 
     return main

@@ -9,7 +9,6 @@ from probing.api.errors import PeerError
 from probing.api.tables import TABLES, Column, Table
 from probing.api.tables.schema import TEXT
 from probing.api.tables.views import VIEWS
-from probing.daemon.arrow import batch_of, ipc_bytes
 
 __all__ = ("live_tables",)
 
@@ -43,6 +42,9 @@ def live_tables(
 
     def maker(table: str, rows: Callable[[], Rows]) -> Callable[[], bytes]:
         def make() -> bytes:
+            # With Arrow, which no other answer needs.
+            from probing.daemon.arrow import batch_of, ipc_bytes
+
             common = {"node": node, "ts": now_ns()}
             return ipc_bytes(batch_of(table, [{**row, **common} for row in rows()]))
 

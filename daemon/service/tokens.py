@@ -124,7 +124,7 @@ class Tokens:
 def _tokens(text: str) -> tuple[Token, ...]:
     """Raises ValueError, without the value of a token."""
     try:
-        entries = toml.loads(text)["token"] if len(text) <= MAX_FILE else None
+        entries = toml.loads(text).get("token") if len(text) <= MAX_FILE else None
     except ValueError:
         # Its message may quote a token.
         raise ValueError("it is not TOML") from None

@@ -96,6 +96,7 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(tmp_path: Path) -> None
         ('["j1", "j2"]', "[]", "jobs of the token team"),
         ('["j1", "j2"]', '["j1"]\nscope = "admin"', "its scope can be read alone"),
         ("[[token]]", "[[token]", "not TOML"),
+        (SEVERAL, "# [[token]]", "must have 1 to"),
     ],
 )
 def test_what_is_wrong_is_named_without_a_token(tmp_path: Path, old: str, new: str, why: str) -> None:
