@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 
 class Option(NamedTuple):
-    """``hidden``: its value may hold a secret, and is not shown to those who may read."""
+    """An option with its default and bounds. ``hidden``: its value may hold a secret, and is not shown to readers."""
 
     default: Any
     doc: str
@@ -66,8 +66,9 @@ class Option(NamedTuple):
     hidden: bool = False
 
 
-# Of the class whose body runs now; then by class and field.
+# The options of the class whose body runs now.
 _made: list[Option] = []
+# By class and field.
 _options: dict[type[Any], dict[str, Option]] = {}
 
 
@@ -79,8 +80,7 @@ def _option(
 
 
 def _section(cls: type[_T]) -> type[_T]:
-    """Keeps the options of a class, whose first fields they are. Each process pays for these classes at its start, and
-    a named tuple costs a quarter of a dataclass."""
+    """Registers the options of a class: they are its first fields."""
     _options[cls] = dict(zip(cls.__annotations__, _made, strict=False))
     _made.clear()
     return cls

@@ -35,11 +35,12 @@ __all__ = (
     "View",
     "stored",
     "view",
-)  # fmt: skip
+)
 
 
 class Type(NamedTuple):
-    """The type of a column. ``make`` makes Arrow's type of the module pyarrow, which few processes import."""
+    """The type of a column. ``make`` returns the Arrow type, given the module pyarrow: what only checks SQL does not
+    import it."""
 
     sql: str
     make: Callable[[Any], pa.DataType]
