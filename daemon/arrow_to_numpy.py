@@ -1,4 +1,4 @@
-"""Numpy arrays from Arrow arrays. They also work in a process whose pyarrow was imported without numpy."""
+"""Numpy arrays from Arrow arrays, without pyarrow.compute."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ _MAX_SYMBOLS = 2 << 20
 _MAX_NAME = 1024
 # Occurrences in the string table plus symbols compared, over all patterns of a search.
 _MAX_COMPARED = 1 << 16
-# Offsets in the string table at which a name may begin that is to be compared.
-_MAX_STARTS = 1 << 21
+# Offsets in the string table at which a name may begin that is to be compared: 64 before each occurrence.
+_MAX_STARTS = 1 << 22
 _MAX_MATCHES = 512
 _TOO_MANY = "too many symbols of the ELF file match"
 _HEAD = 32
@@ -97,16 +97,11 @@ def _search(elf: Elf, kind: int, patterns: Mapping[str, _Parts]) -> dict[str, li
     if table.strings.size > _MAX_STRINGS:
         raise UnsupportedTarget("the ELF file has too large a string table")
     strings = elf.read(table.strings.offset, table.strings.size)
-    starts: dict[str, list[range]] = {}
-    compared = 0
+    spans = _spans(strings, patterns)
+    rows = _rows_by_name(table.rows, list(chain.from_iterable(spans.values())))
+    compared = sum(map(len, spans.values()))
     for pattern, parts in patterns.items():
-        starts[pattern] = list(islice(_occurrences(strings, max(parts, key=len)), _MAX_COMPARED + 1 - compared))
-        compared += len(starts[pattern])
-        if compared > _MAX_COMPARED:
-            raise UnsupportedTarget(_TOO_MANY)
-    rows = _rows_by_name(table.rows, list(chain.from_iterable(starts.values())))
-    for pattern, parts in patterns.items():
-        for span in starts[pattern]:
+        for span in spans[pattern]:
             near = [row for start in span for row in rows.get(start, ())]
             compared += len(near)
             if compared > _MAX_COMPARED:
@@ -115,6 +110,18 @@ def _search(elf: Elf, kind: int, patterns: Mapping[str, _Parts]) -> dict[str, li
                 if symbol := _match(elf, row, strings, parts):
                     found.setdefault(pattern, []).append(symbol)
         if sum(map(len, found.values())) > _MAX_MATCHES:
+            raise UnsupportedTarget(_TOO_MANY)
+    return found
+
+
+def _spans(strings: bytes, patterns: Mapping[str, _Parts]) -> dict[str, list[range]]:
+    """Returns by pattern the offsets in the string table at which its names may begin."""
+    found: dict[str, list[range]] = {}
+    left = _MAX_COMPARED
+    for pattern, parts in patterns.items():
+        found[pattern] = list(islice(_occurrences(strings, max(parts, key=len)), left + 1))
+        left -= len(found[pattern])
+        if left < 0:
             raise UnsupportedTarget(_TOO_MANY)
     return found
 

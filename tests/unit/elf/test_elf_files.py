@@ -11,6 +11,7 @@ import pytest
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.bpf.probe_points import probe_point
+from probing.daemon.elf import symbols
 from probing.daemon.elf.file import AARCH64, X86_64, Elf
 from probing.daemon.elf.symbols import find_symbols, matching_symbols, read_symbol
 
@@ -60,6 +61,15 @@ def test_pattern_matches_the_whole_name(library: Path) -> None:
         assert [s.name for s in find_symbols(file.fileno(), ["first_function"])] == ["first_function"]
         assert find_symbols(file.fileno(), ["irst_function", "first_functio", "*_functions"]) == []
         assert [s.name for s in find_symbols(file.fileno(), ["se*d_f*n"])] == ["second_function"]
+
+
+@pytest.mark.parametrize("bound", ["_MAX_COMPARED", "_MAX_MATCHES", "_MAX_STARTS"])
+def test_a_search_is_bounded(library: Path, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(library, "rb") as file:
+        assert len(find_symbols(file.fileno(), ["*_function*"])) == 4
+        monkeypatch.setattr(symbols, bound, 3)
+        with pytest.raises(UnsupportedTarget, match="too many symbols"):
+            find_symbols(file.fileno(), ["*_function*"])
 
 
 def test_a_class_is_exported_with_its_methods(tmp_path: Path) -> None:
