@@ -46,13 +46,15 @@ tree:
 
 check: install proto-check docs-check types ## style, types, import contracts
 	$(PYTHON) -m ruff check -q .
+	$(PYTHON) -m ruff format -q --check .
 
 types: tree
 	$(PYTHON) -m mypy -p probing
 	PYTHONPATH=.build/tree .venv/bin/lint-imports --no-logo
 
-format: ## sort imports and mend what ruff can
+format: ## the layout of the code, sorted imports, and what else ruff can mend
 	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
 
 docs: install ## the pages that are made from the code: commands, tables, verdicts
 	$(PYTHON) packaging/docs/pages.py docs

@@ -109,15 +109,22 @@ def main() -> None:
     for situation in [options.only] if options.only else SITUATIONS:
         found, threads = measure(situation, options.seconds)
         rows = [
-            {"process": name, "count": len(usage.pss), "CPU, % of a core": f"{usage.cpu:.2f}",
-             "PSS each, MB": ", ".join(f"{m / 1e6:.0f}" for m in usage.pss)}
+            {
+                "process": name,
+                "count": len(usage.pss),
+                "CPU, % of a core": f"{usage.cpu:.2f}",
+                "PSS each, MB": ", ".join(f"{m / 1e6:.0f}" for m in usage.pss),
+            }
             for name, usage in sorted(found.items())
-        ]  # fmt: skip
+        ]
         rows.append(
-            {"process": "all", "count": sum(len(u.pss) for u in found.values()),
-             "CPU, % of a core": f"{sum(u.cpu for u in found.values()):.2f}",
-             "PSS each, MB": f"{sum(sum(u.pss) for u in found.values()) / 1e6:.0f} in sum"}
-        )  # fmt: skip
+            {
+                "process": "all",
+                "count": sum(len(u.pss) for u in found.values()),
+                "CPU, % of a core": f"{sum(u.cpu for u in found.values()):.2f}",
+                "PSS each, MB": f"{sum(sum(u.pss) for u in found.values()) / 1e6:.0f} in sum",
+            }
+        )
         print(f"\n{situation}:\n{table(rows)}")
         busy = sorted(threads.items(), key=lambda item: -item[1])[:8]
         print("collector by thread, % of a core:", ", ".join(f"{name} {share:.2f}" for name, share in busy if share))

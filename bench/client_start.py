@@ -50,10 +50,14 @@ def main() -> None:
     for name, values in found.items():
         ratio = ratio_of_blocks(values, empty)
         rows.append(
-            {"command": name, "ms, median (range)": f"{statistics.median(values):.0f} ({min(values):.0f} to"
-             f" {max(values):.0f})", "times an empty Python": f"{ratio.ratio:.1f} [{ratio.low:.1f}, {ratio.high:.1f}]",
-             "budget, ms": {**BUDGETS, **SCREEN}.get(name) or "", "rounds": len(values)}
-        )  # fmt: skip
+            {
+                "command": name,
+                "ms, median (range)": f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})",
+                "times an empty Python": f"{ratio.ratio:.1f} [{ratio.low:.1f}, {ratio.high:.1f}]",
+                "budget, ms": {**BUDGETS, **SCREEN}.get(name) or "",
+                "rounds": len(values),
+            }
+        )
     print(table(rows))
 
 

@@ -70,9 +70,13 @@ def row(question: str, reader: str, runs: list[dict[str, Any]]) -> dict[str, obj
         return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
     return {
-        "question": question, "reader": reader, "wall s, median (range)": span("wall_s", 1),
-        "CPU s": span("cpu_s", 1), "limit, s": LIMITS_S[question], "peak RSS, MiB": span("rss", 1 / (1 << 20)),
-    }  # fmt: skip
+        "question": question,
+        "reader": reader,
+        "wall s, median (range)": span("wall_s", 1),
+        "CPU s": span("cpu_s", 1),
+        "limit, s": LIMITS_S[question],
+        "peak RSS, MiB": span("rss", 1 / (1 << 20)),
+    }
 
 
 def asked(question: str, reader: str, path: Path) -> dict[str, Any]:

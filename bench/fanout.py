@@ -70,12 +70,20 @@ def _own() -> None:
 
 def _direct(few: int) -> None:
     _report(f"{few} nodes", Cast(few, free_port()))
-    _report(f"{few} nodes, 1 of 10 silent, deadline {DEADLINE_S:g} s", Cast(few, free_port(), dead_of=10), rounds=3,
-            timeout=DEADLINE_S)  # fmt: skip
+    _report(
+        f"{few} nodes, 1 of 10 silent, deadline {DEADLINE_S:g} s",
+        Cast(few, free_port(), dead_of=10),
+        rounds=3,
+        timeout=DEADLINE_S,
+    )
     slow = {"slow_of": 100, "slow_s": 2.0}
     _report(f"{few} nodes, 1 of 100 slow by 2 s", Cast(few, free_port(), **slow))
-    _report(f"{few} nodes, 1 of 100 slow by 2 s, without hedges", Cast(few, free_port(), **slow), rounds=4,
-            policy=Policy(hedges=0))  # fmt: skip
+    _report(
+        f"{few} nodes, 1 of 100 slow by 2 s, without hedges",
+        Cast(few, free_port(), **slow),
+        rounds=4,
+        policy=Policy(hedges=0),
+    )
 
 
 def _report(

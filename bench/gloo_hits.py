@@ -47,9 +47,13 @@ class Nobody:
 class GlooJob:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, HERE / "gloo_job.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=lambda: os.sched_setaffinity(0, {0}),
-        )  # fmt: skip
+            [sys.executable, HERE / "gloo_job.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            preexec_fn=lambda: os.sched_setaffinity(0, {0}),
+        )
         assert self._process.stdout
         self.pid = int(self._process.stdout.readline())
 
@@ -79,7 +83,7 @@ class Probes:
         self._library = os.open(library, os.O_RDONLY)
 
     def be(self, how: str) -> None:
-        """"on", "paused", or "none": not there."""
+        """ "on", "paused", or "none": not there."""
         for link in list(self.session.links.values()):
             self.session.detach(link)
         self.session.pause(how == "paused")

@@ -155,8 +155,15 @@ def main() -> None:
                 sleeper.kill()
                 sleeper.wait()
     whole = {"ours, in all": tuple(map(sum, zip(found["source"], found["nvml process"], strict=True))), **found}
-    print(table([{"": name, "CPU, % of a core": f"{share:.2f}", "ms a second": f"{ms:.2f}"}
-                 for name, (share, ms) in whole.items() if ms]))  # fmt: skip
+    print(
+        table(
+            [
+                {"": name, "CPU, % of a core": f"{share:.2f}", "ms a second": f"{ms:.2f}"}
+                for name, (share, ms) in whole.items()
+                if ms
+            ]
+        )
+    )
     print(f"\n{calls:.0f} calls of NVML a reading, {calls / GPUS:.0f} for each GPU")
 
 

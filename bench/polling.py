@@ -54,8 +54,10 @@ def main() -> None:
         gc.disable()
         spent = measure(steps, seconds)
     whole = sum(spent[name] for name in spent if not name.startswith("others: "))
-    rows = [{"each second": n, "CPU, ms": f"{ms:.2f}", "% of a core": f"{ms / 10:.2f}"}
-            for n, ms in {"ours, in all": whole, **spent}.items()]  # fmt: skip
+    rows = [
+        {"each second": n, "CPU, ms": f"{ms:.2f}", "% of a core": f"{ms / 10:.2f}"}
+        for n, ms in {"ours, in all": whole, **spent}.items()
+    ]
     print(table(rows))
 
 

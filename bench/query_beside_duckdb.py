@@ -53,16 +53,16 @@ QUERIES = {
     "group by": "SELECT job, op, rank, count(*) n, avg(duration_ns) a, max(busbw_gbps) b FROM comm.ops GROUP BY ALL",
     "top n": "SELECT ts, job, rank, op, duration_ns FROM comm.ops ORDER BY duration_ns DESC, ts LIMIT 10",
     "join": "SELECT a.op, count(*) n, max(abs(b.duration_ns - a.duration_ns)) d FROM comm.ops a JOIN comm.ops b "
-            f"USING (job, comm, seq, op) WHERE a.rank = 0 AND b.rank = 1 AND a.{between(60, 1)} "
-            f"AND b.{between(60, 1)} GROUP BY 1",
+    f"USING (job, comm, seq, op) WHERE a.rank = 0 AND b.rank = 1 AND a.{between(60, 1)} "
+    f"AND b.{between(60, 1)} GROUP BY 1",
     "1 hour of a job": f"SELECT rank, op, count(*) n, max(duration_ns) m FROM comm.ops WHERE {JOB} AND "
-                       f"{between(61, 1)} GROUP BY ALL",
+    f"{between(61, 1)} GROUP BY ALL",
     "1 day of a job": f"SELECT rank, op, count(*) n, max(duration_ns) m FROM comm.ops WHERE {JOB} AND "
-                      f"{between(48, 24)} GROUP BY ALL",
+    f"{between(48, 24)} GROUP BY ALL",
     "1 day, a rank": f"SELECT op, count(*) n, max(duration_ns) m FROM comm.ops WHERE {JOB} AND rank = 3 AND "
-                     f"{between(48, 24)} GROUP BY ALL",
+    f"{between(48, 24)} GROUP BY ALL",
     "1 hour, all jobs": f"SELECT job, count(*) n, max(duration_ns) m FROM comm.ops WHERE {between(61, 1)} GROUP BY 1",
-}  # fmt: skip
+}
 
 
 class Listener:
@@ -207,10 +207,16 @@ def run_queries(state: Path, options: argparse.Namespace) -> None:
             found = {way: statistics.median(times) for way, times in measured(ways, options.rounds).items()}
             alone, engine, rpc = (found[way] for way in ("alone", "engine", "grpc"))
             lines.append(
-                {"query": name, "DuckDB alone, ms": f"{alone:.1f}", "engine, ms": f"{engine:.1f}",
-                 "gRPC, ms": f"{rpc:.1f}", "gRPC / alone": f"{rpc / alone:.2f}", "more, ms": f"{rpc - alone:+.1f}",
-                 "within 1.3 x + 30 ms": "yes" if rpc <= alone * 1.3 + 30 else "no"}
-            )  # fmt: skip
+                {
+                    "query": name,
+                    "DuckDB alone, ms": f"{alone:.1f}",
+                    "engine, ms": f"{engine:.1f}",
+                    "gRPC, ms": f"{rpc:.1f}",
+                    "gRPC / alone": f"{rpc / alone:.2f}",
+                    "more, ms": f"{rpc - alone:+.1f}",
+                    "within 1.3 x + 30 ms": "yes" if rpc <= alone * 1.3 + 30 else "no",
+                }
+            )
     finally:
         node.close()
         shutil.rmtree(root)

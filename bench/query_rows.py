@@ -89,9 +89,7 @@ def _rows(count: int, low: int, high: int, seed: int, noise: bool) -> pa.Table:
     return pa.Table.from_arrays([a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
 
 
-def _columns(
-    count: int, rank: Numbers, job: Numbers, op: Numbers, took: Numbers
-) -> Iterator[tuple[str, pa.Array]]:  # type: ignore[type-arg]
+def _columns(count: int, rank: Numbers, job: Numbers, op: Numbers, took: Numbers) -> Iterator[tuple[str, pa.Array]]:  # type: ignore[type-arg]
     def named(codes: Numbers, names: list[str]) -> pa.Array:  # type: ignore[type-arg]
         return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names))
 

@@ -118,11 +118,20 @@ def main() -> None:
     per_row = segments["tables"]["comm.ops"]["bytes"] / segments["tables"]["comm.ops"]["rows"]
     shutil.rmtree(folder)
     rate = drain / statistics.median(seconds)
-    print(table([
-        {"ring to log, one core": f"drains of {drain} records", "records/s (median)": f"{rate / 1e6:.2f} M",
-         "slowest drain": f"{drain / max(seconds) / 1e6:.2f} M/s", "rows in the log": stored,
-         "sealing": f"{options.rounds * drain / sealing / 1e6:.2f} M rows/s", "bytes a sealed row": f"{per_row:.1f}"}
-    ]))  # fmt: skip
+    print(
+        table(
+            [
+                {
+                    "ring to log, one core": f"drains of {drain} records",
+                    "records/s (median)": f"{rate / 1e6:.2f} M",
+                    "slowest drain": f"{drain / max(seconds) / 1e6:.2f} M/s",
+                    "rows in the log": stored,
+                    "sealing": f"{options.rounds * drain / sealing / 1e6:.2f} M rows/s",
+                    "bytes a sealed row": f"{per_row:.1f}",
+                }
+            ]
+        )
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"record: {record.itemsize} bytes; peak memory {peak:.0f} MB")
 

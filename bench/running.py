@@ -61,10 +61,22 @@ class BenchDaemon:
         begin = time.monotonic()
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [BIN / "probingd", "run", "--config", self.config, "--state-dir", self.base / "state",
-                 "--socket", self.socket, "--node-name", "bench"],
-                stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+                [
+                    BIN / "probingd",
+                    "run",
+                    "--config",
+                    self.config,
+                    "--state-dir",
+                    self.base / "state",
+                    "--socket",
+                    self.socket,
+                    "--node-name",
+                    "bench",
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert self.process.stdout is not None
         if self.process.stdout.readline() != "ready\n":
             raise SystemExit(f"the daemon did not start:\n{self.log.read_text()[-2000:]}")

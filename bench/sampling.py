@@ -40,9 +40,7 @@ class Rate(NamedTuple):
 
 
 OFF = Rate("not sampled", 0, False)
-RATES = [
-    Rate(f"{hz} Hz{', off CPU too' if off else ''}", hz, off) for hz in (19, 99, 999) for off in (False, True)
-]  # fmt: skip
+RATES = [Rate(f"{hz} Hz{', off CPU too' if off else ''}", hz, off) for hz in (19, 99, 999) for off in (False, True)]
 SPIED = "py-spy record 100 Hz"
 
 
@@ -176,9 +174,7 @@ def main() -> None:
     daemon = BenchDaemon()
     with contextlib.ExitStack() as ends:
         ends.callback(daemon.close)
-        ranks = ends.enter_context(
-            job(*programs_of[options.target], ranks=2 if options.target == "ddp" else 1)
-        )  # fmt: skip
+        ranks = ends.enter_context(job(*programs_of[options.target], ranks=2 if options.target == "ddp" else 1))
         daemon.start()
         while not marks.exists() or marks.stat().st_size < 8 * 40:
             time.sleep(0.1)

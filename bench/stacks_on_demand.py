@@ -155,10 +155,14 @@ def commands(daemon: BenchDaemon, of: Subject, rounds: int) -> list[dict[str, ob
     first = {name: timed(action(words)) for name, words in asked.items()}
     later = in_turn({name: action(words) for name, words in asked.items()}, rounds)
     return [
-        {"probingctl": name, "of": of.name, "first, ms": f"{first[name]:.0f}",
-         "later, ms": f"{statistics.median(later[name]):.0f} ({min(later[name]):.0f} to {max(later[name]):.0f})"}
+        {
+            "probingctl": name,
+            "of": of.name,
+            "first, ms": f"{first[name]:.0f}",
+            "later, ms": f"{statistics.median(later[name]):.0f} ({min(later[name]):.0f} to {max(later[name]):.0f})",
+        }
         for name in asked
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:

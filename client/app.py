@@ -110,9 +110,7 @@ class GlobalOptions:
     tls_cert: Annotated[
         str | None, typer.Option(envvar="PROBING_TLS_CERT", metavar="FILE", help="Certificate to show to nodes.")
     ] = None
-    tls_key: Annotated[
-        str | None, typer.Option(envvar="PROBING_TLS_KEY", metavar="FILE", help="Its key.")
-    ] = None
+    tls_key: Annotated[str | None, typer.Option(envvar="PROBING_TLS_KEY", metavar="FILE", help="Its key.")] = None
     output_format: Annotated[
         str | None,
         typer.Option(

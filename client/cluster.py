@@ -109,9 +109,14 @@ class Cluster(Queries):
         """
         node, length = change.pop("node", None), change.pop("seconds", 0.0)
         request = pb.ConfigRequest(
-            key=key, value=value, job=change.get("job"), pid=change.get("pid"), for_ms=round(length * 1000),
-            persist=change.get("persist"), reset=change.get("reset"),
-        )  # fmt: skip
+            key=key,
+            value=value,
+            job=change.get("job"),
+            pid=change.get("pid"),
+            for_ms=round(length * 1000),
+            persist=change.get("persist"),
+            reset=change.get("reset"),
+        )
 
         def ask(connection: Connection, left: float) -> pb.ConfigReply:
             if node is not None and connection.status(left).node != node:

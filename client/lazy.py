@@ -59,11 +59,15 @@ def taking(options: type[Any], function: Callable[[typer.Context, Any], None]) -
         function(context, options(**values))
 
     hints = get_type_hints(options, include_extras=True)
-    callback.__signature__ = Signature([  # type: ignore[attr-defined]
-        Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
-        *(Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-          for f in fields(options)),
-    ])  # fmt: skip
+    callback.__signature__ = Signature(
+        [  # type: ignore[attr-defined]
+            Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            *(
+                Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+                for f in fields(options)
+            ),
+        ]
+    )
     return callback
 
 
@@ -71,9 +75,12 @@ def _loaded(name: str, entry: Entry) -> Any:
     module = import_module(f"{_COMMANDS}.{entry.module}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(
-        name, help=entry.help, epilog=_epilog(module), hidden=entry.hidden,
+        name,
+        help=entry.help,
+        epilog=_epilog(module),
+        hidden=entry.hidden,
         context_settings=getattr(module, "CONTEXT", None),
-    )(_callback(module, getattr(module, entry.function)))  # fmt: skip
+    )(_callback(module, getattr(module, entry.function)))
     return get_command(app)
 
 

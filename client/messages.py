@@ -156,8 +156,14 @@ def _variable(v: pb.Variable) -> Variable:
 def value_of(node: str, v: pb.Value) -> Value:
     rank = v.rank if v.HasField("rank") else None
     return {
-        "node": node, "job": v.job, "rank": rank, "pid": v.pid, "tid": v.tid, "func": v.func, **_variable(v.variable),
-    }  # fmt: skip
+        "node": node,
+        "job": v.job,
+        "rank": rank,
+        "pid": v.pid,
+        "tid": v.tid,
+        "func": v.func,
+        **_variable(v.variable),
+    }
 
 
 def setting_of(node: str, s: pb.Setting) -> Setting:
@@ -177,6 +183,11 @@ def setting_of(node: str, s: pb.Setting) -> Setting:
 def failure_of(node: str, f: pb.TargetFailure) -> Failure:
     rank = f.rank if f.HasField("rank") else None
     return {
-        "node": node, "pid": f.pid, "rank": rank, "job": f.job,
-        "kind": f.error.kind, "reason": f.error.message, "hint": f.error.hint,
-    }  # fmt: skip
+        "node": node,
+        "pid": f.pid,
+        "rank": rank,
+        "job": f.job,
+        "kind": f.error.kind,
+        "reason": f.error.message,
+        "hint": f.error.hint,
+    }

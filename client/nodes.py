@@ -109,9 +109,13 @@ class Nodes:
         with self._lock:
             if self._crowd is None:
                 self._crowd = Crowd(
-                    self._token, self._tls, self.clocks,
-                    max_bytes=self.max_bytes, strict=self.strict, policy=self.policy,
-                )  # fmt: skip
+                    self._token,
+                    self._tls,
+                    self.clocks,
+                    max_bytes=self.max_bytes,
+                    strict=self.strict,
+                    policy=self.policy,
+                )
             return self._crowd
 
     def addresses(self) -> tuple[str, ...]:

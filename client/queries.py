@@ -118,13 +118,17 @@ class Queries(Nodes):
 
         now_ns = time.time_ns()
         plans = {
-            name: each_node(sql, now_ns) if name in each else self.plan(sql, now_ns)
-            for name, sql in statements.items()
-        }  # fmt: skip
+            name: each_node(sql, now_ns) if name in each else self.plan(sql, now_ns) for name, sql in statements.items()
+        }
         return run_all(
-            plans, self.addresses(), self._gather, timeout=self.timeout, max_bytes=self.max_bytes,
-            strict=self.strict, watch=self.outcomes.append,
-        )  # fmt: skip
+            plans,
+            self.addresses(),
+            self._gather,
+            timeout=self.timeout,
+            max_bytes=self.max_bytes,
+            strict=self.strict,
+            watch=self.outcomes.append,
+        )
 
     def _gather(
         self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
@@ -162,9 +166,14 @@ class Queries(Nodes):
         from probing.federation.execution.merge import run_all
 
         return run_all(
-            {"": split}, asked, self._gather, timeout=self.timeout, max_bytes=self.max_bytes,
-            strict=self.strict, watch=self.outcomes.append,
-        )[""]  # fmt: skip
+            {"": split},
+            asked,
+            self._gather,
+            timeout=self.timeout,
+            max_bytes=self.max_bytes,
+            strict=self.strict,
+            watch=self.outcomes.append,
+        )[""]
 
     def plan(self, sql: str, now_ns: int | None = None) -> Plan:
         """Returns how a query of many nodes is split; ``now_ns`` (UTC ns) replaces the present time in it.

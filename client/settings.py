@@ -30,9 +30,14 @@ DEFAULT_TARGET = "unix:/run/probingd/probingd.sock"
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "arrow")
 _MAX_FILE = 1 << 20
 _PROFILES = {
-    ".svg": "svg", ".folded": "folded", ".collapsed": "folded", ".speedscope.json": "speedscope",
-    ".speedscope": "speedscope", ".pb.gz": "pprof", ".pprof": "pprof",
-}  # fmt: skip
+    ".svg": "svg",
+    ".folded": "folded",
+    ".collapsed": "folded",
+    ".speedscope.json": "speedscope",
+    ".speedscope": "speedscope",
+    ".pb.gz": "pprof",
+    ".pprof": "pprof",
+}
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

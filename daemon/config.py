@@ -72,9 +72,7 @@ _made: list[Option] = []
 _options: dict[type[Any], dict[str, Option]] = {}
 
 
-def _option(
-    default: _T, doc: str, least: float | None = None, most: float = 2.0**62, *, hidden: bool = False
-) -> _T:
+def _option(default: _T, doc: str, least: float | None = None, most: float = 2.0**62, *, hidden: bool = False) -> _T:
     _made.append(Option(default, doc, least, most, hidden))
     return default
 
@@ -213,10 +211,18 @@ class NcclConfig(NamedTuple):
 class LogsConfig(NamedTuple):
     enabled: bool = _option(False, "store lines that trainers write to stdout and stderr, where they match")
     patterns: tuple[str, ...] = _option(
-        ("NCCL WARN", "unhandled system error", "unhandled cuda error", "Traceback (most recent call last)",
-         "out of memory", "CUDA error", "RuntimeError:", "Watchdog caught collective operation timeout"),
+        (
+            "NCCL WARN",
+            "unhandled system error",
+            "unhandled cuda error",
+            "Traceback (most recent call last)",
+            "out of memory",
+            "CUDA error",
+            "RuntimeError:",
+            "Watchdog caught collective operation timeout",
+        ),
         "texts that a line has to contain to be stored",
-    )  # fmt: skip
+    )
     lines_per_s: int = _option(20, "lines a second and process that are stored at most", 1)
     line_bytes: int = _option(512, "bytes of a line that are stored at most", 64, 4096)
 

@@ -47,8 +47,7 @@ class ProcessKey(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """The job, run, role and rank of a process, as every table has them. The ranks are None unless ``role`` is trainer.
-    """
+    """The job, run, role and rank of a process, as in every table. Ranks are None unless ``role`` is trainer."""
 
     pid: int
     start_ns: int

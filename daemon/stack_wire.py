@@ -14,9 +14,21 @@ from typing import Any, NamedTuple, TypedDict
 from probing.api.errors import InternalError
 
 __all__ = (
-    "CUT", "MAX_BYTES", "VARIABLE_BYTES", "Frame", "NamedVariable", "ProcessStacks", "Thread", "Variable",
-    "join_stacks", "json_bytes", "pack", "split_stacks", "threads_of", "unpack",
-)  # fmt: skip
+    "CUT",
+    "MAX_BYTES",
+    "VARIABLE_BYTES",
+    "Frame",
+    "NamedVariable",
+    "ProcessStacks",
+    "Thread",
+    "Variable",
+    "join_stacks",
+    "json_bytes",
+    "pack",
+    "split_stacks",
+    "threads_of",
+    "unpack",
+)
 
 CUT = "further variables did not fit"
 

@@ -19,9 +19,19 @@ __all__ = ("Balance", "Pair", "RankTimes", "Role", "Shares", "balance", "reads_o
 
 # Python files of code that loads data, or reads or writes checkpoints; and names that users give such functions.
 _FILES = (
-    "/torch/utils/data/", "/torch/serialization.py", "/torch/distributed/checkpoint/", "/torchdata/", "/safetensors/",
-    "/webdataset/", "/fsspec/", "/s3fs/", "/h5py/", "/PIL/Image.py", "/numpy/lib/npyio.py", "/numpy/lib/_npyio_impl.py",
-)  # fmt: skip
+    "/torch/utils/data/",
+    "/torch/serialization.py",
+    "/torch/distributed/checkpoint/",
+    "/torchdata/",
+    "/safetensors/",
+    "/webdataset/",
+    "/fsspec/",
+    "/s3fs/",
+    "/h5py/",
+    "/PIL/Image.py",
+    "/numpy/lib/npyio.py",
+    "/numpy/lib/_npyio_impl.py",
+)
 _FUNCTIONS = frozenset({"save_checkpoint", "load_checkpoint", "write_checkpoint", "read_checkpoint"})
 # Work is uneven if one rank computes so many times longer than another.
 _UNEVEN = 1.2
@@ -118,9 +128,7 @@ def balance(times: Sequence[RankTimes], pairs: Sequence[Pair]) -> Balance:
 
 def reads_or_writes(frames: Iterable[tuple[str, str]]) -> bool:
     """Returns whether a stack of pairs (function, file) loads data, or reads or writes a checkpoint."""
-    return any(
-        func.rpartition(".")[2] in _FUNCTIONS or any(part in file for part in _FILES) for func, file in frames
-    )
+    return any(func.rpartition(".")[2] in _FUNCTIONS or any(part in file for part in _FILES) for func, file in frames)
 
 
 def _shares(own: RankTimes, mine: Sequence[Pair]) -> Shares:
@@ -134,14 +142,19 @@ def _shares(own: RankTimes, mine: Sequence[Pair]) -> Shares:
     waits_for = max((last for last in by_last if last != own.rank), key=lambda last: by_last[last], default=None)
     number = sum(pair.ops for pair in mine)
     return Shares(
-        own.rank, own.node, own.pid, own.steps, own.step_ns / own.steps if own.steps else None,
+        own.rank,
+        own.node,
+        own.pid,
+        own.steps,
+        own.step_ns / own.steps if own.steps else None,
         compute=None if comm is None else max(0.0, 1.0 - comm - (io or 0.0)),
         communication=None if comm is None else comm - (wait or 0.0),
-        wait=wait, io=io,
+        wait=wait,
+        io=io,
         gpu_wait=own.gpu_wait_ns / own.step_ns if own.gpu_wait_ns is not None and own.step_ns else None,
         last_share=sum(pair.ops for pair in mine if pair.last == own.rank) / number if number else None,
         waits_for=waits_for,
-    )  # fmt: skip
+    )
 
 
 def _uneven(shares: Sequence[Shares]) -> tuple[float | None, str]:
@@ -196,9 +209,14 @@ def _roles(times: Sequence[RankTimes], pairs: Sequence[Pair]) -> Iterable[Role]:
             lasts[pair.last] = lasts.get(pair.last, 0) + pair.ops
         last = max(lasts, key=lambda rank: lasts[rank])
         yield Role(
-            role, len({pair.comm for pair in own}), tuple(ranks), min(1.0, (comm - wait) / whole) if whole else None,
-            min(1.0, wait / whole) if whole else None, last, lasts[last] / sum(lasts.values()),
-        )  # fmt: skip
+            role,
+            len({pair.comm for pair in own}),
+            tuple(ranks),
+            min(1.0, (comm - wait) / whole) if whole else None,
+            min(1.0, wait / whole) if whole else None,
+            last,
+            lasts[last] / sum(lasts.values()),
+        )
 
 
 def _ms(ns: float) -> str:

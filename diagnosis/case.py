@@ -77,8 +77,9 @@ class Case:
         """
         if any(
             o.t_call_ns is not None and self.now(rank.rank) - o.t_call_ns >= self.gate_ns
-            for rank in self.facts.ranks for o in rank.open
-        ):  # fmt: skip
+            for rank in self.facts.ranks
+            for o in rank.open
+        ):
             return True
         if any(self._waits_quietly(rank, wait) for rank, wait in self.waits.items()):
             return True

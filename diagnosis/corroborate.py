@@ -90,10 +90,12 @@ def _said(case: Case, finding: Finding, source: str, comm: str) -> Mapping[int, 
     since = None if finding.since_ns is None else finding.since_ns + _SETTLED_NS
     return {
         rank.rank: one
-        for rank in case.facts.ranks for one in rank.witnesses
-        if (one.source, one.comm) == (source, comm) and one.ts_ns is not None
+        for rank in case.facts.ranks
+        for one in rank.witnesses
+        if (one.source, one.comm) == (source, comm)
+        and one.ts_ns is not None
         and (since is None or case.time(rank.rank, one.ts_ns) > since)
-    }  # fmt: skip
+    }
 
 
 def _ras(case: Case, claim: _Claim, said: Mapping[int, Witness]) -> tuple[bool, str] | None:
@@ -159,8 +161,10 @@ def _standing(case: Case, claim: _Claim, at: Mapping[int, int], says: str, again
 
 
 def _all_in(known: Mapping[int, object], claim: _Claim) -> bool:
-    return bool(claim.culprits) and all(rank in known for rank in claim.culprits) and any(
-        rank in known for rank in claim.waiting
+    return (
+        bool(claim.culprits)
+        and all(rank in known for rank in claim.culprits)
+        and any(rank in known for rank in claim.waiting)
     )
 
 

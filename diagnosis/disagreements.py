@@ -43,9 +43,10 @@ def ended_badly(ranks: Iterable[Rank]) -> list[tuple[int, Operation]]:
     """Returns the collectives that failed, or were in flight when their process ended, each with its rank."""
     return [
         (rank.rank, one)
-        for rank in ranks for one in rank.done
+        for rank in ranks
+        for one in rank.done
         if one.state in _ENDED_BADLY and one.seq is not None and not is_p2p(one.op)
-    ]  # fmt: skip
+    ]
 
 
 def disagreements(
@@ -103,9 +104,13 @@ def _by_stacks(graph: WaitGraph, sequences: Mapping[str, Sequence]) -> Iterator[
 
 
 def _compared(
-    comm: str, number: int | None, calls: dict[int, Operation], waiting: tuple[int, ...], pattern: Pattern | None,
+    comm: str,
+    number: int | None,
+    calls: dict[int, Operation],
+    waiting: tuple[int, ...],
+    pattern: Pattern | None,
     unseen: int,
-) -> Disagreement | None:  # fmt: skip
+) -> Disagreement | None:
     for kind in KINDS:
         values = {rank: value for rank, one in calls.items() if (value := _value(one, kind)) is not None}
         votes = vote(values)

@@ -73,8 +73,7 @@ class HardwareEvent:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPort:
-    """A port of an InfiniBand or RoCE device. ``risen``: counters of errors, and by how much they rose in ``seconds``.
-    """
+    """A port of an InfiniBand or RoCE device. ``risen``: increases of its error counters in ``seconds``."""
 
     device: str
     port: int
@@ -102,8 +101,7 @@ class NetworkPath:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk. ``busy``: part of the time; latencies are means of a request, ns; ``in_flight``: requests without an end.
-    """
+    """A disk. ``busy``: part of the time; latencies: means over requests, ns; ``in_flight``: open requests."""
 
     name: str
     busy: float | None = None

@@ -45,11 +45,14 @@ class Joins:
             states = self._in_some_group(states)
         own = waiters if len(waiters) == 1 else ()
         return Pending(
-            wait.comm, self._number(waiter, wait), wait.op, tuple(sorted(waiters)),
+            wait.comm,
+            self._number(waiter, wait),
+            wait.op,
+            tuple(sorted(waiters)),
             frozenset(o for o, s in states.items() if s is False).difference(waiters),
             frozenset(o for o, s in states.items() if s is None).difference(own),
             0 if sequence is None or is_p2p(wait.op) else sequence.unidentified,
-        )  # fmt: skip
+        )
 
     def _number(self, waiter: int, wait: Wait) -> int | None:
         sequence = self._sequence(wait)

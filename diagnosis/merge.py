@@ -35,8 +35,9 @@ def merge(found: Sequence[Facts], silent: Mapping[str, str] | None = None) -> Fa
         raise ValueError("facts of several runs")
     ranks, notes = _ranks([rank for facts in found for rank in facts.ranks])
     communicators, more = _communicators([one for facts in found for one in facts.communicators])
-    unanswered = [Missing("node", f"node {node} did not answer: {why}", node=node)
-                  for node, why in sorted((silent or {}).items())]  # fmt: skip
+    unanswered = [
+        Missing("node", f"node {node} did not answer: {why}", node=node) for node, why in sorted((silent or {}).items())
+    ]
     missing = [one for facts in found for one in facts.missing]
     return replace(
         first,

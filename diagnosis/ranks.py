@@ -136,10 +136,18 @@ def check_workers(members: Sequence[Placed], workers: Sequence[Worker]) -> list[
         own = by_rank.get(-1 if member.rank is None else member.rank)
         if own is None or member.rank is None:
             continue
-        given = {"node": own.node, "LOCAL_RANK": own.local_rank, "NODE_RANK": own.node_rank,
-                 "WORLD_SIZE": own.world_size}  # fmt: skip
-        has = {"node": member.node, "LOCAL_RANK": member.local_rank, "NODE_RANK": member.node_rank,
-               "WORLD_SIZE": member.world_size}  # fmt: skip
+        given = {
+            "node": own.node,
+            "LOCAL_RANK": own.local_rank,
+            "NODE_RANK": own.node_rank,
+            "WORLD_SIZE": own.world_size,
+        }
+        has = {
+            "node": member.node,
+            "LOCAL_RANK": member.local_rank,
+            "NODE_RANK": member.node_rank,
+            "WORLD_SIZE": member.world_size,
+        }
         wrong = [name for name in given if has[name] not in (None, given[name])]
         differs = [f"{name} {has[name]} instead of {given[name]}" for name in wrong]
         if wrong:
@@ -167,9 +175,7 @@ def launched(workers: Sequence[str], master: str, port: int = DEFAULT_PORT) -> l
     found: list[Worker] = []
     for node_rank, node in enumerate(order):
         for local, number in enumerate(sorted(nodes[node])):
-            found.append(
-                Worker(nodes[node][number], node, len(found), local, node_rank, len(workers), first, port)
-            )
+            found.append(Worker(nodes[node][number], node, len(found), local, node_rank, len(workers), first, port))
     return found
 
 

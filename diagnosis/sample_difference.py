@@ -129,8 +129,9 @@ def difference(one: Sequence[Sample], others: Iterable[Work]) -> Difference | No
     key = min(near, key=lambda k: (mine.depths[k], k[2] is None, -more[k]))
     func, file, line = key
     if line is None:
-        line = max((k for k in mine.shares if k[:2] == key[:2] and k[2] is not None), key=lambda k: mine.shares[k],
-                   default=key)[2]  # fmt: skip
+        line = max(
+            (k for k in mine.shares if k[:2] == key[:2] and k[2] is not None), key=lambda k: mine.shares[k], default=key
+        )[2]
     return Difference(
         Frame(func, file, line),
         mine.shares[key],

@@ -41,13 +41,27 @@ _COLLECTIVES = {
 }
 _P2P = {
     **{name: name for name in ("send", "recv")},
-    "send_object_list": "send", "recv_object_list": "recv", "isend": "send", "irecv": "recv",
+    "send_object_list": "send",
+    "recv_object_list": "recv",
+    "isend": "send",
+    "irecv": "recv",
 }
-_INIT = frozenset((
-    "init_process_group", "_new_process_group_helper", "_store_based_barrier", "new_group", "_new_group_with_tag",
-    "split_group", "new_subgroups", "new_subgroups_by_enumeration", "_create_c10d_store", "_tcp_rendezvous_handler",
-    "_env_rendezvous_handler", "_file_rendezvous_handler",
-))  # fmt: skip
+_INIT = frozenset(
+    (
+        "init_process_group",
+        "_new_process_group_helper",
+        "_store_based_barrier",
+        "new_group",
+        "_new_group_with_tag",
+        "split_group",
+        "new_subgroups",
+        "new_subgroups_by_enumeration",
+        "_create_c10d_store",
+        "_tcp_rendezvous_handler",
+        "_env_rendezvous_handler",
+        "_file_rendezvous_handler",
+    )
+)
 # Wrappers between the call and the wait.
 _LOGGER = "torch/distributed/c10d_logger.py"
 _WRAPPERS = (_LOGGER, "torch/_ops.py")

@@ -47,8 +47,13 @@ def _unseen(case: Case, comm: str | None, number: int | None, waiters: list[int]
     wait, pending = longest_wait(case, waiters), graph.pending_of(waiters)
     call = operation_text(case, comm, graph.waits[waiters[0]].op, number)
     return Unseen(
-        comm, number, tuple(waiters), tuple(sorted({*waiters, *graph.victims(waiters)})),
+        comm,
+        number,
+        tuple(waiters),
+        tuple(sorted({*waiters, *graph.victims(waiters)})),
         tuple(sorted({rank for one in pending for rank in one.unknown})),
-        max(one.unidentified for one in pending), wait.age_ns, wait.since_ns,
+        max(one.unidentified for one in pending),
+        wait.age_ns,
+        wait.since_ns,
         f"{ranks_wait(waiters)} in {call} for {time_text(wait.age_ns)}",
-    )  # fmt: skip
+    )

@@ -59,9 +59,12 @@ class Group:
             pairs = range(CLIENTS // 2)
             await asyncio.gather(*(self._silent(target) for _ in pairs), *(self._half_open() for _ in pairs))
         return {
-            "seconds": self.seconds, "limited": self.limited, "failed": self.failed[:5], "failures": len(self.failed),
+            "seconds": self.seconds,
+            "limited": self.limited,
+            "failed": self.failed[:5],
+            "failures": len(self.failed),
             "starved": self.starved,
-        }  # fmt: skip
+        }
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         options = [("grpc.use_local_subchannel_pool", 1)]

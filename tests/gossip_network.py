@@ -52,9 +52,13 @@ class Network:
     """``measure`` returns the bytes of a message; without it only the bound on updates is checked."""
 
     def __init__(
-        self, seed: int = 1, *, loss: float = 0.0, delay: tuple[float, float] = (0.0002, 0.002),
+        self,
+        seed: int = 1,
+        *,
+        loss: float = 0.0,
+        delay: tuple[float, float] = (0.0002, 0.002),
         measure: Callable[[Message], bytes] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.now = 0.0
         self.nodes: dict[str, Node] = {}
         self.cut: set[tuple[str, str]] = set()
@@ -67,9 +71,14 @@ class Network:
         self._order = count()
 
     def start(
-        self, own: Record, seeds: Sequence[str] = (), times: Times | None = None, *, at: float = 0.0,
+        self,
+        own: Record,
+        seeds: Sequence[str] = (),
+        times: Times | None = None,
+        *,
+        at: float = 0.0,
         offset_s: float = 0.0,
-    ) -> Node:  # fmt: skip
+    ) -> Node:
         """Starts a node, in place of any that has its address."""
         rng = random.Random(self._rng.getrandbits(64))
         node = Node(Machine(own, seeds, times, rng), own.address, offset_s=offset_s)
@@ -100,8 +109,10 @@ class Network:
         first = live[0].machine.view.table.digests
         return all(n.machine.view.table.digests == first for n in live) and all(
             n.machine.view.table.entries[o.name].update.claim is Claim.ALIVE
-            for n in live[:1] for o in live if o is not n and o.name in n.machine.view.table.entries
-        )  # fmt: skip
+            for n in live[:1]
+            for o in live
+            if o is not n and o.name in n.machine.view.table.entries
+        )
 
     def bytes_sent(self, node: Node, message: Message) -> None:
         if self._measure is None:

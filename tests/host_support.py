@@ -58,8 +58,22 @@ class FakeProc:
 
     def _task(self, path: Path, pid: int, name: bytes, **values: Any) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        known = {"state": "S", "flags": 0, "major": 0, "user": 0, "sys": 0, "threads": 1, "start": 100, "rss": 1,
-                 "cpu": 0, "cpus": "0-3", "voluntary": 0, "involuntary": 0, "wchan": "do_wait", **values}  # fmt: skip
+        known = {
+            "state": "S",
+            "flags": 0,
+            "major": 0,
+            "user": 0,
+            "sys": 0,
+            "threads": 1,
+            "start": 100,
+            "rss": 1,
+            "cpu": 0,
+            "cpus": "0-3",
+            "voluntary": 0,
+            "involuntary": 0,
+            "wchan": "do_wait",
+            **values,
+        }
         self._write(path / "stat", b"%d (%s) %s\n" % (pid, name, _STAT.format(pid=pid, **known).encode()))
         self._write(path / "status", _STATUS.format(pid=pid, **known).encode())
         self._write(path / "wchan", known["wchan"].encode())

@@ -20,10 +20,23 @@ from pathlib import Path
 from client_fake_node import FakeNode, hung_job
 
 COMMANDS = (
-    "top --all-nodes", "top --interval 100ms", "ps", "nccl --all-nodes", "query 'SELECT * FROM comm.ops'", "stacks",
-    "query --all-nodes 'SELECT op, count(*) FROM comm.ops GROUP BY op'", "profile --seconds 10m", "status",
-    "logs --follow", "vars loss", "config", "tables", "nodes", "top --once", "profile",
-)  # fmt: skip
+    "top --all-nodes",
+    "top --interval 100ms",
+    "ps",
+    "nccl --all-nodes",
+    "query 'SELECT * FROM comm.ops'",
+    "stacks",
+    "query --all-nodes 'SELECT op, count(*) FROM comm.ops GROUP BY op'",
+    "profile --seconds 10m",
+    "status",
+    "logs --follow",
+    "vars loss",
+    "config",
+    "tables",
+    "nodes",
+    "top --once",
+    "profile",
+)
 PLACES = ("answers", "waits", "silent")
 # Opens the screen of `top`, which Ctrl-C leaves with 0.
 SCREEN = b"\x1b[?1049h"

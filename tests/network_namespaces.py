@@ -30,8 +30,25 @@ class Pair:
 
     def slow(self, rate: str) -> None:
         """Lets ``far`` send acknowledgments and ``near`` data at this rate, with a long queue."""
-        run("ip", "netns", "exec", self.near, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf",
-            "rate", rate, "burst", "3000", "limit", "400000")  # fmt: skip
+        run(
+            "ip",
+            "netns",
+            "exec",
+            self.near,
+            "tc",
+            "qdisc",
+            "replace",
+            "dev",
+            "eth0",
+            "root",
+            "tbf",
+            "rate",
+            rate,
+            "burst",
+            "3000",
+            "limit",
+            "400000",
+        )
 
     def drop_some(self, namespace: str, share: float) -> None:
         """From now on an end drops this share, 0 to 1, of the packets that arrive. Not every kernel has netem."""

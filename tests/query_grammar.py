@@ -29,11 +29,31 @@ NOW_NS = 1_795_000_000_123_456_789
 TABLE_FUNCTIONS = {"range", "generate_series", "unnest"}
 # Whatever stands for them, DuckDB's own parser may never find a call of one in what the gate prints.
 NEVER = {
-    "copy_database", "current_setting", "duckdb_secrets", "duckdb_settings", "getenv", "getvariable", "glob",
-    "json_execute_serialized_sql", "nextval", "parquet_metadata", "parquet_scan", "pragma_table_info", "query",
-    "query_table", "read_blob", "read_csv", "read_csv_auto", "read_json", "read_parquet", "read_text", "sleep_ms",
-    "sniff_csv", "which_secret", "write_log",
-}  # fmt: skip
+    "copy_database",
+    "current_setting",
+    "duckdb_secrets",
+    "duckdb_settings",
+    "getenv",
+    "getvariable",
+    "glob",
+    "json_execute_serialized_sql",
+    "nextval",
+    "parquet_metadata",
+    "parquet_scan",
+    "pragma_table_info",
+    "query",
+    "query_table",
+    "read_blob",
+    "read_csv",
+    "read_csv_auto",
+    "read_json",
+    "read_parquet",
+    "read_text",
+    "sleep_ms",
+    "sniff_csv",
+    "which_secret",
+    "write_log",
+}
 
 _all_functions = sorted({name for (name,) in duckdb.sql("SELECT function_name FROM duckdb_functions()").fetchall()})
 _functions = st.one_of(
@@ -52,9 +72,36 @@ _leaves = st.one_of(
     st.sampled_from(["NULL", "true", "1.5e3", "*", "now()", "DATE '2026-01-01'", "INTERVAL 5 DAY", "[1]", "{'a': 1}"]),
 )
 _operators = st.sampled_from(
-    ["+", "-", "*", "/", "//", "%", "**", "||", "=", "<>", "<", "AND", "OR", "LIKE", "ILIKE", "GLOB", "SIMILAR TO",
-     "<<", "&", "|", "^@", "IS DISTINCT FROM", "->", "->>", "COLLATE", "::", "IN"]
-)  # fmt: skip
+    [
+        "+",
+        "-",
+        "*",
+        "/",
+        "//",
+        "%",
+        "**",
+        "||",
+        "=",
+        "<>",
+        "<",
+        "AND",
+        "OR",
+        "LIKE",
+        "ILIKE",
+        "GLOB",
+        "SIMILAR TO",
+        "<<",
+        "&",
+        "|",
+        "^@",
+        "IS DISTINCT FROM",
+        "->",
+        "->>",
+        "COLLATE",
+        "::",
+        "IN",
+    ]
+)
 _types = st.one_of(
     st.sampled_from(sorted(TYPE_NAMES)), st.sampled_from(["INT[]", "STRUCT(a INT)", "MAP(INT, TEXT)", "DECIMAL(9, 2)"])
 )
@@ -90,9 +137,19 @@ _tables = st.one_of(
 _joins = st.sampled_from([", ", " JOIN ", " LEFT JOIN ", " ASOF JOIN ", " CROSS JOIN ", " POSITIONAL JOIN "])
 _unions = st.sampled_from(["UNION", "UNION ALL BY NAME", "EXCEPT", "INTERSECT ALL"])
 _tails = st.sampled_from(
-    ["", " LIMIT 3", " ORDER BY 1", " ORDER BY ALL DESC NULLS LAST", " GROUP BY ALL", " QUALIFY true", " OFFSET 1",
-     " USING SAMPLE 1 ROWS", " HAVING true", " GROUP BY CUBE (1, 2)"]
-)  # fmt: skip
+    [
+        "",
+        " LIMIT 3",
+        " ORDER BY 1",
+        " ORDER BY ALL DESC NULLS LAST",
+        " GROUP BY ALL",
+        " QUALIFY true",
+        " OFFSET 1",
+        " USING SAMPLE 1 ROWS",
+        " HAVING true",
+        " GROUP BY CUBE (1, 2)",
+    ]
+)
 
 
 @st.composite
@@ -137,25 +194,73 @@ def mutants(draw: st.DrawFn) -> str:
 
 # What stands before, and after, an expression inside of it.
 NESTS = (
-    ("(", ")"), ("[", "]"), ("{'a': ", "}"), ("(1, ", ")"), ("row(", ")"), ("array[", "]"), ("array(select ", ")"),
-    ("abs(", ")"), ("coalesce(1, ", ")"), ("list_transform([1], x -> ", ")"), ("list_filter([1], lambda x: ", ")"),
-    ("cast(", " as int)"), ("try_cast(", " as int)"), ("case when true then ", " end"), ("case ", " when 1 then 2 end"),
-    ("not ", ""), ("- ", ""), ("", "::int"), ("", "[1]"), ("a[", "]"), ("a[1:", "]"), ("1 in (", ")"),
-    ("1 between ", " and 2"), ("'a' like ", " escape 'c'"), ("interval (", ") day"), ("extract(day from ", ")"),
-    ("trim(both from ", ")"), ("substring(", " from 1)"), ("position('a' in ", ")"), ("map {'a': ", "}"),
-    ("map([", "], [1])"), ("struct_pack(a := ", ")"), ("[x for x in ", "]"), ("columns(", ")"), ("date ", ""),
-    ("count(*) filter (where ", ")"), ("count(distinct ", ")"), ("sum(1) over (order by ", ")"),
-    ("sum(1) over (rows between ", " preceding and current row)"), ("mode() within group (order by ", ")"),
-    ("(select ", ")"), ("(select 1 limit ", ")"), ("(select 1 limit (", "))"), ("(select 1 offset ", ")"),
-    ("(select 1 order by ", ")"), ("(select 1 group by ", ")"), ("(select 1 having ", ")"), ("(select 1 where ", ")"),
-    ("(select 1 qualify ", ")"), ("(select distinct on (", ") 1)"), ("(select 1 group by cube (", "))"),
-    ("(select * exclude (a) replace (", " as b) from t)"), ("(select * from (select ", ") t)"),
-    ("(select * from unnest(", "))"), ("(select * from range(", "))"), ("(select * from t using sample ", " rows)"),
-    ("(select * from t join u on ", ")"), ("(select * from lateral (select ", "))"), ("(values (", "))"),
-    ("(with a as (select ", ") select 1)"), ("(select 1 union select ", ")"), ("exists(select ", ")"),
-    ("1 in (select ", ")"), ("1 = any(select ", ")"), ("(from t select ", ")"),
+    ("(", ")"),
+    ("[", "]"),
+    ("{'a': ", "}"),
+    ("(1, ", ")"),
+    ("row(", ")"),
+    ("array[", "]"),
+    ("array(select ", ")"),
+    ("abs(", ")"),
+    ("coalesce(1, ", ")"),
+    ("list_transform([1], x -> ", ")"),
+    ("list_filter([1], lambda x: ", ")"),
+    ("cast(", " as int)"),
+    ("try_cast(", " as int)"),
+    ("case when true then ", " end"),
+    ("case ", " when 1 then 2 end"),
+    ("not ", ""),
+    ("- ", ""),
+    ("", "::int"),
+    ("", "[1]"),
+    ("a[", "]"),
+    ("a[1:", "]"),
+    ("1 in (", ")"),
+    ("1 between ", " and 2"),
+    ("'a' like ", " escape 'c'"),
+    ("interval (", ") day"),
+    ("extract(day from ", ")"),
+    ("trim(both from ", ")"),
+    ("substring(", " from 1)"),
+    ("position('a' in ", ")"),
+    ("map {'a': ", "}"),
+    ("map([", "], [1])"),
+    ("struct_pack(a := ", ")"),
+    ("[x for x in ", "]"),
+    ("columns(", ")"),
+    ("date ", ""),
+    ("count(*) filter (where ", ")"),
+    ("count(distinct ", ")"),
+    ("sum(1) over (order by ", ")"),
+    ("sum(1) over (rows between ", " preceding and current row)"),
+    ("mode() within group (order by ", ")"),
+    ("(select ", ")"),
+    ("(select 1 limit ", ")"),
+    ("(select 1 limit (", "))"),
+    ("(select 1 offset ", ")"),
+    ("(select 1 order by ", ")"),
+    ("(select 1 group by ", ")"),
+    ("(select 1 having ", ")"),
+    ("(select 1 where ", ")"),
+    ("(select 1 qualify ", ")"),
+    ("(select distinct on (", ") 1)"),
+    ("(select 1 group by cube (", "))"),
+    ("(select * exclude (a) replace (", " as b) from t)"),
+    ("(select * from (select ", ") t)"),
+    ("(select * from unnest(", "))"),
+    ("(select * from range(", "))"),
+    ("(select * from t using sample ", " rows)"),
+    ("(select * from t join u on ", ")"),
+    ("(select * from lateral (select ", "))"),
+    ("(values (", "))"),
+    ("(with a as (select ", ") select 1)"),
+    ("(select 1 union select ", ")"),
+    ("exists(select ", ")"),
+    ("1 in (select ", ")"),
+    ("1 = any(select ", ")"),
+    ("(from t select ", ")"),
     ("(select * from t pivot (", " for a))"),
-)  # fmt: skip
+)
 # Python calls that the gate may make for each token of a query, and beside that.
 _CALLS_EACH, _CALLS_MORE = 4000, 200_000
 

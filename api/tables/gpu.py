@@ -32,10 +32,17 @@ _UTILIZATION_COLUMNS = (
     Column("used_bytes", I64, "Memory that processes have; without what the driver reserves, where NVML reports both."),
     Column("reserved_bytes", I64, "Memory that driver and firmware keep; NULL on drivers before 510."),
     Column("mem_used_pct", F64, "used_bytes as per cent of total_bytes."),
-    Column("gpu_util_pct", F64, "Per cent of the time in which any kernel ran; NULL for MIG devices, and for GPUs in"
-           " MIG mode: NVML has no such figure there."),
-    Column("mem_controller_util_pct", F64, "Per cent of the time in which device memory was read or written; NULL as"
-           " gpu_util_pct."),
+    Column(
+        "gpu_util_pct",
+        F64,
+        "Per cent of the time in which any kernel ran; NULL for MIG devices, and for GPUs in"
+        " MIG mode: NVML has no such figure there.",
+    ),
+    Column(
+        "mem_controller_util_pct",
+        F64,
+        "Per cent of the time in which device memory was read or written; NULL as gpu_util_pct.",
+    ),
     Column("renderer_util_pct", F64, _NOT_NVIDIA),
     Column("tiler_util_pct", F64, _NOT_NVIDIA),
     Column("driver_mem_bytes", I64, "The same as reserved_bytes."),
@@ -50,15 +57,22 @@ _UTILIZATION_COLUMNS = (
     Column("sm_clock_mhz", I32, "Clock of the streaming multiprocessors, MHz."),
     Column("mem_clock_mhz", I32, "Clock of the memory, MHz."),
     Column("pstate", I32, "Performance state, 0 the fastest."),
-    Column("clock_event_reasons", NAME, "Why clocks are lower than they could be, comma separated: gpu_idle,"
-           " app_clocks, sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake, display. Empty:"
-           " no reason."),
+    Column(
+        "clock_event_reasons",
+        NAME,
+        "Why clocks are lower than they could be, comma separated: gpu_idle,"
+        " app_clocks, sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake, display. Empty:"
+        " no reason.",
+    ),
     Column("power_capped_ns", I64, "Time since the row before in which the power limit held clocks down, ns."),
     Column("sw_thermal_ns", I64, "The same for slowdown by software because of heat."),
     Column("hw_thermal_ns", I64, "The same for slowdown by hardware because of heat; NULL on older drivers."),
     Column("power_brake_ns", I64, "The same for the external power brake; NULL on older drivers."),
-    Column("encoder_util_pct", F64, "Per cent of the time in which the video encoder worked; read every 10 s,"
-           " as counters of errors are."),
+    Column(
+        "encoder_util_pct",
+        F64,
+        "Per cent of the time in which the video encoder worked; read every 10 s, as counters of errors are.",
+    ),
     Column("decoder_util_pct", F64, "The same for the decoder."),
     Column("pcie_rx_bytes_per_s", F64, "Bytes a second to the GPU over PCIe."),
     Column("pcie_tx_bytes_per_s", F64, "Bytes a second from the GPU over PCIe."),
@@ -67,8 +81,12 @@ _UTILIZATION_COLUMNS = (
     Column("graphics_active_pct", F64, f"Per cent of the time in which any engine was active (GPM). {_GPM}"),
     Column("sm_active_pct", F64, f"Per cent of the multiprocessors that were busy (GPM). {_GPM}"),
     Column("sm_occupancy_pct", F64, f"Active warps as per cent of the most that there could be (GPM). {_GPM}"),
-    Column("tensor_active_pct", F64, "Per cent of the time in which multiprocessors did tensor operations (GPM): the"
-           f" cheapest measure of useful work. {_GPM}"),
+    Column(
+        "tensor_active_pct",
+        F64,
+        "Per cent of the time in which multiprocessors did tensor operations (GPM): the"
+        f" cheapest measure of useful work. {_GPM}",
+    ),
     Column("fp64_active_pct", F64, f"Per cent of the time with FP64 outside of tensor cores (GPM). {_GPM}"),
     Column("fp32_active_pct", F64, f"The same for FP32. {_GPM}"),
     Column("fp16_active_pct", F64, f"The same for FP16. {_GPM}"),
@@ -86,10 +104,13 @@ _UTILIZATION_COLUMNS = (
     Column("retirement_pending", BOOL, "Whether a page waits for a reset to be retired."),
     Column("pcie_replays", I64, "PCIe packets sent again since the driver was loaded."),
     Column("pcie_errors", I64, "PCIe errors since then that cannot be corrected, fatal or not; NULL on older drivers."),
-    Column("recovery_action", NAME, "What the driver asks for: none, reset, reboot, drain_p2p, drain_and_reset, ...;"
-           " NULL on older drivers."),
+    Column(
+        "recovery_action",
+        NAME,
+        "What the driver asks for: none, reset, reboot, drain_p2p, drain_and_reset, ...; NULL on older drivers.",
+    ),
     Column("processes", I32, "Processes that have a context on the device; NULL where the driver does not tell."),
-)  # fmt: skip
+)
 UTILIZATION = Table(
     "gpu.utilization",
     "What each GPU and MIG device does, a row each gpu.interval_s. What a device or driver does not report is NULL.",
@@ -153,16 +174,24 @@ _PROCESS_COLUMNS = (
     _DEVICE_ID,
     _UUID,
     _MIG,
-    Column("source", NAME, "How the process was joined to the device: driver (NVML lists it), communicator (its NCCL"
-           " communicator names the PCI address) or environment (CUDA_VISIBLE_DEVICES and the local rank)."),
+    Column(
+        "source",
+        NAME,
+        "How the process was joined to the device: driver (NVML lists it), communicator (its NCCL"
+        " communicator names the PCI address) or environment (CUDA_VISIBLE_DEVICES and the local rank).",
+    ),
     Column("kind", NAME, "compute, graphics or mps; NULL where the driver does not list the process."),
     Column("used_bytes", I64, "Memory of the device that it has; NULL where the driver does not tell."),
-    Column("sm_pct", F64, "Per cent of the multiprocessors' time, in the last sample of the driver; NULL without one,"
-           " and on GPUs in MIG mode."),
+    Column(
+        "sm_pct",
+        F64,
+        "Per cent of the multiprocessors' time, in the last sample of the driver; NULL without one,"
+        " and on GPUs in MIG mode.",
+    ),
     Column("mem_pct", F64, "Per cent of the time in which it used device memory."),
     Column("encoder_pct", F64, "Per cent of the video encoder."),
     Column("decoder_pct", F64, "Per cent of the video decoder."),
-)  # fmt: skip
+)
 PROCESSES = Table(
     "gpu.processes",
     "Which process uses which GPU, a row a process and device every gpu.interval_s.",
@@ -179,16 +208,20 @@ _EVENT_COLUMNS = (
     Column("uuid", NAME, "UUID of the GPU."),
     Column("gpu_instance", I32, "GPU instance of MIG that it is about, where the driver says."),
     Column("compute_instance", I32, "Compute instance of MIG that it is about, where the driver says."),
-    Column("event", NAME, "From the driver: xid, ecc_single_bit, ecc_double_bit, ecc_storm, pstate, clocks,"
-           " power_source, page_retired, page_retirement_failed, poison, fatal_poison, gpu_unavailable,"
-           " recovery_action. From what was read: throttled, unthrottled,"
-           " row_remapped, remap_failed, nvlink_errors, link_down, link_up,"
-           " gpu_lost, gpu_back, driver_lost, driver_back, call_hung, unknown."),
+    Column(
+        "event",
+        NAME,
+        "From the driver: xid, ecc_single_bit, ecc_double_bit, ecc_storm, pstate, clocks,"
+        " power_source, page_retired, page_retirement_failed, poison, fatal_poison, gpu_unavailable,"
+        " recovery_action. From what was read: throttled, unthrottled,"
+        " row_remapped, remap_failed, nvlink_errors, link_down, link_up,"
+        " gpu_lost, gpu_back, driver_lost, driver_back, call_hung, unknown.",
+    ),
     Column("xid", I32, "Number of an Xid: docs.nvidia.com/deploy/xid-errors has the list; NULL for other events."),
     Column("value", I64, "What changed, where a number says it: errors since the last look, a new state."),
     Column("detail", TEXT, "The event in words."),
     Column("suppressed", I64, "Events of this kind and device that were left out before it, being too many."),
-)  # fmt: skip
+)
 EVENTS = Table(
     "gpu.events",
     "What happens to GPUs and their driver: Xids, memory errors, throttling, GPUs that are lost, calls that hang.",
@@ -204,16 +237,26 @@ _LINK_COLUMNS = (
     _UUID,
     Column("kind", NAME, "gpu (to another GPU), nic (to a network device), nvlink (one link) or pcie (to the host)."),
     Column("link", I32, "Number of the NVLink, from 0; NULL for other kinds."),
-    Column("peer", NAME, "The other end: UUID of a GPU, name of a NIC or HCA; for an nvlink its PCI address; for pcie"
-           " the slot above."),
+    Column(
+        "peer",
+        NAME,
+        "The other end: UUID of a GPU, name of a NIC or HCA; for an nvlink its PCI address; for pcie the slot above.",
+    ),
     Column("peer_kind", NAME, "gpu, switch, nic, hca, host or unknown."),
     Column("peer_id", I32, "device_id of the other GPU."),
-    Column("path", NAME, "Way between the two, as nvidia-smi topo writes it: NV18 (so many NVLinks), PIX (one PCIe"
-           " switch), PXB (several), PHB (a host bridge), NODE (one NUMA node), SYS (across); one link: NV or PCIE."),
+    Column(
+        "path",
+        NAME,
+        "Way between the two, as nvidia-smi topo writes it: NV18 (so many NVLinks), PIX (one PCIe"
+        " switch), PXB (several), PHB (a host bridge), NODE (one NUMA node), SYS (across); one link: NV or PCIE.",
+    ),
     Column("p2p", NAME, "Whether the GPUs can read each other's memory: ok, or why not; NULL for other kinds."),
     Column("numa_node", I32, "NUMA node of the near end (pcie) or of the peer (nic)."),
-    Column("state", NAME, "up or down (nvlink), full or degraded (pcie: fewer lanes than there could be, or slower"
-           " while busy)."),
+    Column(
+        "state",
+        NAME,
+        "up or down (nvlink), full or degraded (pcie: fewer lanes than there could be, or slower while busy).",
+    ),
     Column("width", I32, "Lanes (pcie) or links (gpu) that are in use."),
     Column("width_max", I32, "Lanes or links that there could be."),
     Column("generation", I32, "PCIe generation or version of NVLink, as trained."),
@@ -226,7 +269,7 @@ _LINK_COLUMNS = (
     Column("recoveries", I64, "Times that the link recovered from errors (nvlink)."),
     Column("crc_errors", I64, "Packets with a wrong checksum (nvlink), bad TLPs and DLLPs (pcie)."),
     Column("fatal_errors", I64, "Errors that could not be corrected (pcie)."),
-)  # fmt: skip
+)
 LINKS = Table(
     "gpu.links",
     "How GPUs are linked to each other, to NICs and to the host: all links once a minute and when one changes, NVLink"

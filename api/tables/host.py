@@ -174,12 +174,14 @@ _FILE_SYSTEMS = (
     Column("used_bytes", I64, "Bytes in use."),
     Column("available_bytes", I64, "What is left for processes without rights."),
     Column(
-        "used_pct", F64, "Used part of what processes may use, %, as df shows it.",
+        "used_pct",
+        F64,
+        "Used part of what processes may use, %, as df shows it.",
         "CASE WHEN used_bytes + available_bytes > 0 THEN 100.0 * used_bytes / (used_bytes + available_bytes) END",
     ),
     Column("inodes", I64, "How many files it can hold; 0: there is no limit."),
     Column("inodes_used", I64, "How many files it holds."),
-)  # fmt: skip
+)
 FILE_SYSTEMS = Table(
     "host.file_systems",
     "How full file systems are: those of the node and shared memory of containers, each 30 s.",

@@ -27,9 +27,15 @@ INTERFACE_COUNTERS = {
 }
 # Counters whose rise is shown, too.
 INTERFACE_EVENTS = (
-    "rx_errors", "rx_dropped", "rx_fifo_errors", "rx_frame_errors", "tx_errors", "tx_dropped", "tx_carrier_errors",
+    "rx_errors",
+    "rx_dropped",
+    "rx_fifo_errors",
+    "rx_frame_errors",
+    "tx_errors",
+    "tx_dropped",
+    "tx_carrier_errors",
     "carrier_changes",
-)  # fmt: skip
+)
 
 _SINCE_BEFORE = "NULL without a row before of the same life, and where the counter went back."
 _NETNS = Column("netns", I64, "Network namespace: the inode of /proc/PID/ns/net.")

@@ -32,10 +32,7 @@ _PORT_COLUMNS = (
     Column("port_xmit_data_bytes", I64, "Bytes sent since the driver was loaded, headers included."),
     Column("port_rcv_data_bytes", I64, "Bytes received since the driver was loaded, headers included."),
     *(Column(name, I64, doc) for name, doc in {**PACKETS, **_EVENTS}.items()),
-    *(
-        Column(f"{name}_new", I64, f"By how much {name} rose since the row before. {_SINCE_BEFORE}")
-        for name in _EVENTS
-    ),
+    *(Column(f"{name}_new", I64, f"By how much {name} rose since the row before. {_SINCE_BEFORE}") for name in _EVENTS),
 )
 
 PORTS = Table(

@@ -8,6 +8,5 @@ from probing.api.tables.schema import View
 __all__ = ("VIEWS",)
 
 VIEWS: dict[str, View] = {
-    view.name: view
-    for view in (*views_python.VIEWS, *views_nccl.VIEWS, *views_node.VIEWS, *views_diagnosis.VIEWS)
+    view.name: view for view in (*views_python.VIEWS, *views_nccl.VIEWS, *views_node.VIEWS, *views_diagnosis.VIEWS)
 }

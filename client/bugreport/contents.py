@@ -160,11 +160,17 @@ def _status(reply: pb.StatusReply, redactor: Redactor) -> dict[str, Any]:
         "processes": reply.processes,
         "store_bytes": reply.store_bytes,
         "sources": [
-            {"name": text(s.name), "state": text(s.state), "reason": text(s.reason), "rows": s.rows, "lost": s.lost,
-             "detail": text(s.detail)}
+            {
+                "name": text(s.name),
+                "state": text(s.state),
+                "reason": text(s.reason),
+                "rows": s.rows,
+                "lost": s.lost,
+                "detail": text(s.detail),
+            }
             for s in reply.sources
         ],
-    }  # fmt: skip
+    }
 
 
 def _client() -> dict[str, Any]:

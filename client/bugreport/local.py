@@ -59,10 +59,17 @@ def journal() -> list[str]:
     if shutil.which("journalctl") is None:
         raise NotFound("there is no journalctl here", hint=_NO_LOG)
     fields = "MESSAGE,PRIORITY,_SYSTEMD_UNIT,UNIT"
-    out = _output([
-        "journalctl", f"--unit={_UNITS}", "--no-pager", "--output=json", f"--output-fields={fields}",
-        f"--lines={MAX_LINES}", "--quiet",
-    ])  # fmt: skip
+    out = _output(
+        [
+            "journalctl",
+            f"--unit={_UNITS}",
+            "--no-pager",
+            "--output=json",
+            f"--output-fields={fields}",
+            f"--lines={MAX_LINES}",
+            "--quiet",
+        ]
+    )
     lines = list(_journal_lines(out))
     if not lines:
         raise NotFound("the journal has no line of probingd that this user may read", hint=f"ask as root, or {_NO_LOG}")

@@ -37,15 +37,18 @@ CONFIG = Question(
 # Names that texts may have. They are replaced, and no row of these is written.
 NAMES = (
     Question(
-        "jobs", "",
+        "jobs",
+        "",
         {"node": Kind.HOST, "job": Kind.JOB, "run": Kind.RUN, "container": Kind.CONTAINER, "pod": Kind.POD},
         "(SELECT DISTINCT node, job, run, container, pod FROM process.processes) LIMIT 5000",
     ),
     Question(
-        "ended", "", {"job": Kind.JOB, "run": Kind.RUN},
+        "ended",
+        "",
+        {"job": Kind.JOB, "run": Kind.RUN},
         "(SELECT DISTINCT job, run FROM process.events WHERE ts > now() - INTERVAL 7 DAY) LIMIT 5000",
     ),
-)  # fmt: skip
+)
 QUESTIONS = (
     Question(
         "versions",
@@ -56,8 +59,14 @@ QUESTIONS = (
     Question(
         "python",
         "training processes by role, state, Python and backends",
-        {"role": _TEXT, "state": _TEXT, "python": Kind.VERSION, "backends": _TEXT, "job_source": _TEXT,
-         "processes": _NUMBER},
+        {
+            "role": _TEXT,
+            "state": _TEXT,
+            "python": Kind.VERSION,
+            "backends": _TEXT,
+            "job_source": _TEXT,
+            "processes": _NUMBER,
+        },
         "(SELECT role, state, python, backends, job_source, count(*) AS processes FROM process.processes"
         " GROUP BY role, state, python, backends, job_source) ORDER BY processes DESC LIMIT 200",
     ),
@@ -85,15 +94,32 @@ QUESTIONS = (
     Question(
         "losses",
         "gaps: the newest 1,000 rows of probing.losses",
-        {"ts": _NUMBER, "source": _TEXT, "table_name": _TEXT, "stage": _TEXT, "reason": _TEXT, "pid": _NUMBER,
-         "ts_from": _NUMBER, "ts_to": _NUMBER, "count": _NUMBER},
+        {
+            "ts": _NUMBER,
+            "source": _TEXT,
+            "table_name": _TEXT,
+            "stage": _TEXT,
+            "reason": _TEXT,
+            "pid": _NUMBER,
+            "ts_from": _NUMBER,
+            "ts_to": _NUMBER,
+            "count": _NUMBER,
+        },
         "probing.losses ORDER BY ts DESC LIMIT 1000",
     ),
     Question(
         "cost",
         "CPU and memory of the daemon's processes: the newest 2,000 rows of probing.cost",
-        {"ts": _NUMBER, "process": _TEXT, "pid": _NUMBER, "cpu_ns": _NUMBER, "rss_bytes": _NUMBER, "hits": _NUMBER,
-         "net_bytes": _NUMBER, "cpu_pct": _NUMBER},
+        {
+            "ts": _NUMBER,
+            "process": _TEXT,
+            "pid": _NUMBER,
+            "cpu_ns": _NUMBER,
+            "rss_bytes": _NUMBER,
+            "hits": _NUMBER,
+            "net_bytes": _NUMBER,
+            "cpu_pct": _NUMBER,
+        },
         "probing.cost ORDER BY ts DESC LIMIT 2000",
     ),
     Question(
@@ -105,10 +131,26 @@ QUESTIONS = (
     Question(
         "findings",
         "the newest 200 findings: verdict, times, ranks, evidence without names",
-        {"ts": _NUMBER, "node": Kind.HOST, "job": Kind.JOB, "run": Kind.RUN, "finding_id": Kind.FINDING,
-         "verdict": _TEXT, "severity": _TEXT, "state": _TEXT, "confidence": _NUMBER, "ranks": _TEXT, "victims": _TEXT,
-         "nodes": Kind.HOSTS, "evidence": Kind.TEXTS, "missing": Kind.TEXTS, "since": _NUMBER, "opened": _NUMBER,
-         "closed": _NUMBER, "found_by": Kind.HOST},
+        {
+            "ts": _NUMBER,
+            "node": Kind.HOST,
+            "job": Kind.JOB,
+            "run": Kind.RUN,
+            "finding_id": Kind.FINDING,
+            "verdict": _TEXT,
+            "severity": _TEXT,
+            "state": _TEXT,
+            "confidence": _NUMBER,
+            "ranks": _TEXT,
+            "victims": _TEXT,
+            "nodes": Kind.HOSTS,
+            "evidence": Kind.TEXTS,
+            "missing": Kind.TEXTS,
+            "since": _NUMBER,
+            "opened": _NUMBER,
+            "closed": _NUMBER,
+            "found_by": Kind.HOST,
+        },
         "(SELECT * FROM diagnosis.findings"
         " QUALIFY row_number() OVER (PARTITION BY job, run, finding_id ORDER BY ts DESC) = 1)"
         " ORDER BY ts DESC LIMIT 200",
@@ -116,24 +158,58 @@ QUESTIONS = (
     Question(
         "members",
         "nodes that the daemon knows: state, version, clock",
-        {"member": Kind.HOST, "address": Kind.ADDRESS, "state": _TEXT, "version": Kind.VERSION,
-         "engine": Kind.VERSION, "since": _NUMBER, "incarnation": _NUMBER, "heard_ns": _NUMBER, "rtt_ns": _NUMBER,
-         "clock_offset_ns": _NUMBER, "problem": _TEXT},
+        {
+            "member": Kind.HOST,
+            "address": Kind.ADDRESS,
+            "state": _TEXT,
+            "version": Kind.VERSION,
+            "engine": Kind.VERSION,
+            "since": _NUMBER,
+            "incarnation": _NUMBER,
+            "heard_ns": _NUMBER,
+            "rtt_ns": _NUMBER,
+            "clock_offset_ns": _NUMBER,
+            "problem": _TEXT,
+        },
         "cluster.members LIMIT 1000",
     ),
-)  # fmt: skip
+)
 # Options whose value is a text. That of an option which is not here is shown only if it is its default or a number.
 OPTIONS = {
     "node_name": Kind.HOST,
     **dict.fromkeys(("listen", "http", "cluster.seeds", "cluster.advertise"), Kind.ADDRESS),
     **dict.fromkeys(("users.collector", "users.service", "users.worker", "users.group"), Kind.USER),
     **dict.fromkeys(
-        ("state_dir", "socket", "runtime_dir", "cgroup", "token_file", "tls.cert", "tls.key", "tls.client_ca",
-         "tls.peer_ca", "query.views_dir", "probes.bpffs", "probes.recordings", "probes.user_dir", "host.kernel_log",
-         "net.sysfs", "gpu.library", "gpu.sysfs"), Kind.PATH,
+        (
+            "state_dir",
+            "socket",
+            "runtime_dir",
+            "cgroup",
+            "token_file",
+            "tls.cert",
+            "tls.key",
+            "tls.client_ca",
+            "tls.peer_ca",
+            "query.views_dir",
+            "probes.bpffs",
+            "probes.recordings",
+            "probes.user_dir",
+            "host.kernel_log",
+            "net.sysfs",
+            "gpu.library",
+            "gpu.sysfs",
+        ),
+        Kind.PATH,
     ),
     **dict.fromkeys(
-        ("instance", "cluster.labels", "variables.watch", "logs.patterns", "store.table_max_bytes",
-         "store.table_max_age_days"), Kind.TEXT,
+        (
+            "instance",
+            "cluster.labels",
+            "variables.watch",
+            "logs.patterns",
+            "store.table_max_bytes",
+            "store.table_max_age_days",
+        ),
+        Kind.TEXT,
     ),
-}  # fmt: skip
+}

@@ -15,10 +15,33 @@ from probing.client.render.rows import Record, Row
 __all__ = ("RANK_FIELDS", "Seen", "process_of", "rank_rows")
 
 RANK_FIELDS = (
-    "node", "job", "run", "rank", "world_size", "pid", "start_ns", "state", "collectives_per_s", "last_age_ns", "step",
-    "steps_per_s", "step_age_ns", "lag_ns", "comm", "op", "seq", "age_ns", "python", "waits_in", "began_unseen",
-    "unseen_until", "ended", "how", "first", "diagnosis",
-)  # fmt: skip
+    "node",
+    "job",
+    "run",
+    "rank",
+    "world_size",
+    "pid",
+    "start_ns",
+    "state",
+    "collectives_per_s",
+    "last_age_ns",
+    "step",
+    "steps_per_s",
+    "step_age_ns",
+    "lag_ns",
+    "comm",
+    "op",
+    "seq",
+    "age_ns",
+    "python",
+    "waits_in",
+    "began_unseen",
+    "unseen_until",
+    "ended",
+    "how",
+    "first",
+    "diagnosis",
+)
 _ENDS = ("ended", "how", "first")
 _SILENCE = ("waits_in", "began_unseen", "unseen_until")
 
@@ -99,9 +122,13 @@ def _ended(ends: Sequence[Row], live: Sequence[Row]) -> list[Row]:
     alive = {process_of(row) for row in live}
     return [
         {
-            **nothing, **{name: row[name] for name in ("node", "job", "run", "rank", "pid", "start_ns", "first")},
-            "state": "exited", "collectives_per_s": 0.0, "ended": row["ts"], "how": how(row),
+            **nothing,
+            **{name: row[name] for name in ("node", "job", "run", "rank", "pid", "start_ns", "first")},
+            "state": "exited",
+            "collectives_per_s": 0.0,
+            "ended": row["ts"],
+            "how": how(row),
         }
         for row in ends
         if row["role"] == "trainer" and process_of(row) not in alive
-    ]  # fmt: skip
+    ]

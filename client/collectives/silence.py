@@ -66,14 +66,18 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
         main = next((t for t in threads if t["tid"] == t["pid"]), None)
         until, why, last = unseen.get(process, (None, None, None))
         native = waits_in(threads)
-        found.append({
-            **{name: row[name] for name in ("node", "job", "run", "rank", "pid")},
-            "waits_in": native, "python": innermost(main["frames"] if main else ()),
-            "native_missing": main["native_missing"] if main else None,
-            "unseen_until": until, "unseen_why": why,
-            "began_unseen": until is not None and native is not None and (last is None or last < until),
-            "reason": None if threads else reasons.get(process, "no stack could be read"),
-        })  # fmt: skip
+        found.append(
+            {
+                **{name: row[name] for name in ("node", "job", "run", "rank", "pid")},
+                "waits_in": native,
+                "python": innermost(main["frames"] if main else ()),
+                "native_missing": main["native_missing"] if main else None,
+                "unseen_until": until,
+                "unseen_why": why,
+                "began_unseen": until is not None and native is not None and (last is None or last < until),
+                "reason": None if threads else reasons.get(process, "no stack could be read"),
+            }
+        )
     return found
 
 
@@ -195,8 +199,11 @@ def _unseen(cluster: Cluster, rows: Sequence[Row]) -> dict[Process, tuple[str, s
     found: dict[Process, tuple[str, str, str | None]] = {}
     for row in rows:
         # Pids are reused: a gap that ended before this process began belongs to another one.
-        own = [g for g in gaps if g["node"] == row["node"] and g["pid"] in (row["pid"], None)
-               and g["until"] > began.get(_key(row), "")]  # fmt: skip
+        own = [
+            g
+            for g in gaps
+            if g["node"] == row["node"] and g["pid"] in (row["pid"], None) and g["until"] > began.get(_key(row), "")
+        ]
         if own:
             newest = max(own, key=lambda g: str(g["until"]))
             found[row["node"], row["pid"]] = newest["until"], newest["reason"], last.get(_key(row))

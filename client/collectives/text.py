@@ -79,9 +79,7 @@ def people(found: Sequence[Row], since: float, width: int | None) -> str:
     return "\n".join(texts)
 
 
-def _communicator(
-    own: Row, verdicts: Sequence[str], standing: Sequence[str], since: float, width: int | None
-) -> str:
+def _communicator(own: Row, verdicts: Sequence[str], standing: Sequence[str], since: float, width: int | None) -> str:
     news = [f"  {line}" for line in (*verdicts, *waits(own), *standing, *_failures(own))]
     lines = [*_head(own), *(part for line in news for part in wrapped(escape(line), width))]
     inner = None if width is None else width - 4

@@ -128,15 +128,31 @@ def _found(cluster: Cluster, job: str | None, since: float) -> list[Row]:
     found = []
     for name, rows in sorted(runs.items()):
         times = [
-            RankTimes(row["rank"], row["node"], row["pid"], row["steps"], row["step_ns"], row["comm_ns"],
-                      io.get(_process(row)), gpu.get(_process(row)))
+            RankTimes(
+                row["rank"],
+                row["node"],
+                row["pid"],
+                row["steps"],
+                row["step_ns"],
+                row["comm_ns"],
+                io.get(_process(row)),
+                gpu.get(_process(row)),
+            )
             for row in rows
-        ]  # fmt: skip
+        ]
         pairs = [
-            Pair(row["comm"], role.get((*name, row["comm"]), "unknown"), row["rank"], row["last"], row["ops"],
-                 row["comm_ns"], row["wait_ns"])
-            for row in waits if (row["job"], row["run"]) == name
-        ]  # fmt: skip
+            Pair(
+                row["comm"],
+                role.get((*name, row["comm"]), "unknown"),
+                row["rank"],
+                row["last"],
+                row["ops"],
+                row["comm_ns"],
+                row["wait_ns"],
+            )
+            for row in waits
+            if (row["job"], row["run"]) == name
+        ]
         found.append(_object(*name, balance(times, pairs)))
     return found
 
@@ -171,8 +187,14 @@ def _io_shares(cluster: Cluster, samples: Sequence[Row]) -> dict[tuple[object, .
 def _object(job: str, run: str, found: Balance) -> Row:
     roles = [{**asdict(role), "ranks": list(role.ranks)} for role in found.roles]
     ranks = [asdict(shares) for shares in found.ranks]
-    return {"job": job, "run": run, "ranks": ranks, "roles": roles, "uneven": found.uneven,
-            "sentences": list(found.sentences)}  # fmt: skip
+    return {
+        "job": job,
+        "run": run,
+        "ranks": ranks,
+        "roles": roles,
+        "uneven": found.uneven,
+        "sentences": list(found.sentences),
+    }
 
 
 def _people(own: Row, width: int | None) -> str:

@@ -82,9 +82,11 @@ def run(settings: Settings, options: Options) -> None:
 
 def _check(options: Options) -> None:
     chosen = {
-        "--watch": options.watch, "--history": options.history, "--facts": options.facts is not None,
+        "--watch": options.watch,
+        "--history": options.history,
+        "--facts": options.facts is not None,
         "--skill": options.skill is not None,
-    }  # fmt: skip
+    }
     names = [name for name, given in chosen.items() if given]
     if len(names) > 1:
         raise UsageError(f"{names[0]} and {names[1]} exclude each other")

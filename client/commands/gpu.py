@@ -91,8 +91,11 @@ def run(settings: Settings, options: Options) -> None:
         nobody = f"(no process of job {escape(job)} is known to use a GPU)\n"
     shown = fitting(fields, lines, width, spare=_SPARE)
     text = render(shown, lines, width, bold=width is not None) if lines else nobody
-    flat = [{**{name: gpu[name] for name in gpu if name != "processes"}, **person}
-            for gpu in objects for person in gpu["processes"] or [dict.fromkeys(_PERSON)]]  # fmt: skip
+    flat = [
+        {**{name: gpu[name] for name in gpu if name != "processes"}, **person}
+        for gpu in objects
+        for person in gpu["processes"] or [dict.fromkeys(_PERSON)]
+    ]
     write_objects(settings, objects, text, flat)
 
 

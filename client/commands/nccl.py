@@ -132,11 +132,23 @@ def _key(row: Row) -> tuple[object, ...]:
 
 def _communicator(found: _Found, row: Row) -> Row:
     fresh: Row = {
-        **{name: row[name] for name in _KEY}, **{name: row.get(name) for name in _NAMED},
-        "state": None, "states": {}, "role": None, "role_why": None, "members": [], "nodes": None,
-        "clock_spread_ns": None, "aborted": None,
-        "async_error": None, "ops": [], "totals": {}, "ranks": [], "inflight": [], "failed": [],
-    }  # fmt: skip
+        **{name: row[name] for name in _KEY},
+        **{name: row.get(name) for name in _NAMED},
+        "state": None,
+        "states": {},
+        "role": None,
+        "role_why": None,
+        "members": [],
+        "nodes": None,
+        "clock_spread_ns": None,
+        "aborted": None,
+        "async_error": None,
+        "ops": [],
+        "totals": {},
+        "ranks": [],
+        "inflight": [],
+        "failed": [],
+    }
     own = found.setdefault(_key(row), fresh)
     for name in _NAMED:
         own[name] = own[name] if own[name] is not None else row.get(name)
@@ -168,8 +180,12 @@ def _total(found: _Found, timings: Sequence[Row], totals: Sequence[Row]) -> None
             "bytes": sum(op["bytes"] or 0 for op in own["ops"]),
             "timed": sum(op["timed"] for op in own["ops"]),
             "timing_sources": {},
-            "busy_ns": None, "moved": None, "on_bus": None, "algbw_gbps": None, "busbw_gbps": None,
-        }  # fmt: skip
+            "busy_ns": None,
+            "moved": None,
+            "on_bus": None,
+            "algbw_gbps": None,
+            "busbw_gbps": None,
+        }
     for row in sorted(timings, key=lambda row: str(row["timing_source"])):
         found[_key(row)]["totals"]["timing_sources"][row["timing_source"] or "none"] = row["calls"]
     for row in totals:

@@ -24,9 +24,15 @@ __all__ = ("EXAMPLES", "Options", "run")
 EXAMPLES = ("probingctl net --all-nodes --job 4711", "probingctl net --since 10m -f json")
 _WINDOW = "ts > now() - INTERVAL {since} SECOND"
 _EVENTS = (
-    "rx_errors_new", "rx_dropped_new", "rx_fifo_errors_new", "rx_frame_errors_new", "tx_errors_new", "tx_dropped_new",
-    "tx_carrier_errors_new", "carrier_changes_new",
-)  # fmt: skip
+    "rx_errors_new",
+    "rx_dropped_new",
+    "rx_fifo_errors_new",
+    "rx_frame_errors_new",
+    "tx_errors_new",
+    "tx_dropped_new",
+    "tx_carrier_errors_new",
+    "carrier_changes_new",
+)
 _INTERFACES = f"""
 SELECT node, netns, interface, arg_max(job, ts) AS job, arg_max(kind, ts) AS kind,
   arg_max(operstate, ts) AS operstate, arg_max(speed_gbps, ts) AS speed_gbps, arg_max(addresses, ts) AS addresses,

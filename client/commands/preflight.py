@@ -90,9 +90,12 @@ def _report(case: Case, found: list[Result]) -> Row:
     return {
         "ok": not failed(found),
         "results": [{**asdict(result), "nodes": list(result.nodes), "hint": result.hint or None} for result in found],
-        "round_trips": [dict(zip(names, (*cell[:3], cell[3] if cell[2] is None else None), strict=True))
-                        for cell in matrix(case)],
-        "clocks": [{"node": node, "offset_ns": round(offset), "uncertainty_ns": round(error)}
-                   for node, (offset, error) in sorted(case.offsets.items())],
+        "round_trips": [
+            dict(zip(names, (*cell[:3], cell[3] if cell[2] is None else None), strict=True)) for cell in matrix(case)
+        ],
+        "clocks": [
+            {"node": node, "offset_ns": round(offset), "uncertainty_ns": round(error)}
+            for node, (offset, error) in sorted(case.offsets.items())
+        ],
         "nodes": [asdict(node) for node in case.nodes],
-    }  # fmt: skip
+    }

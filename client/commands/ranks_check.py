@@ -60,9 +60,9 @@ class Options:
     workers: Annotated[
         str | None, typer.Option(metavar="A,B,C|FILE", help="Workers NODE-N: show or check the launcher's ranks.")
     ] = None
-    master: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The master: one of the workers, or its node.")
-    ] = None
+    master: Annotated[str | None, typer.Option(metavar="NAME", help="The master: one of the workers, or its node.")] = (
+        None
+    )
 
 
 def run(settings: Settings, options: Options) -> None:
@@ -131,10 +131,13 @@ def _jobs(cluster: Cluster, job: str | None, workers: Sequence[Worker]) -> list[
 def _run(job: str, run: str, members: Sequence[Placed], violations: Sequence[Violation]) -> Row:
     worlds = {m.world_size for m in members if m.world_size is not None}
     return {
-        "job": job, "run": run, "ranks": sorted(m.rank for m in members if m.rank is not None),
-        "world_size": worlds.pop() if len(worlds) == 1 else None, "ok": not violations,
+        "job": job,
+        "run": run,
+        "ranks": sorted(m.rank for m in members if m.rank is not None),
+        "world_size": worlds.pop() if len(worlds) == 1 else None,
+        "ok": not violations,
         "violations": [{**asdict(violation), "ranks": list(violation.ranks)} for violation in violations],
-    }  # fmt: skip
+    }
 
 
 def _process(row: Row) -> tuple[object, ...]:
@@ -147,10 +150,17 @@ def _placed(row: Row, env: dict[str, str], steps: Row | None) -> Placed:
     # A node counts steps from the first one it saw, unless the job has a counter of its own.
     counted = "" if steps is None or steps["source"] == "variable" else row["node"]
     return Placed(
-        rank=row["rank"], local_rank=row["local_rank"], world_size=row["world_size"], node=row["node"],
-        pid=row["pid"], box=row["box"] or "", node_rank=row["node_rank"], master=master,
-        step=None if steps is None else steps["step"], counted_by=counted,
-    )  # fmt: skip
+        rank=row["rank"],
+        local_rank=row["local_rank"],
+        world_size=row["world_size"],
+        node=row["node"],
+        pid=row["pid"],
+        box=row["box"] or "",
+        node_rank=row["node_rank"],
+        master=master,
+        step=None if steps is None else steps["step"],
+        counted_by=counted,
+    )
 
 
 def _local(row: Row, env: dict[str, str]) -> bool:

@@ -25,17 +25,39 @@ __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl rdma --all-nodes --since 10m", "probingctl rdma mlx5_0 --history")
 _NEWEST = (
-    "link_layer", "state", "phys_state", "rate_gbps", "rate", "netdev", "bus_id", "numa_node", "port_xmit_data_bytes",
-    "port_rcv_data_bytes", *PACKETS, *COUNTERS, *HW_COUNTERS,
-)  # fmt: skip
+    "link_layer",
+    "state",
+    "phys_state",
+    "rate_gbps",
+    "rate",
+    "netdev",
+    "bus_id",
+    "numa_node",
+    "port_xmit_data_bytes",
+    "port_rcv_data_bytes",
+    *PACKETS,
+    *COUNTERS,
+    *HW_COUNTERS,
+)
 _RATES = ("sent_gbps", "received_gbps", "snd_pkts_rate", "rcv_pkts_rate")
 _RISES = tuple(f"{name}_new" for name in (*COUNTERS, *HW_COUNTERS))
 # Congestion and retries are no errors of a port, but what it suffers from.
 _ERRORS = (
-    "port_rcv_errors", "port_rcv_remote_physical_errors", "port_xmit_discards", "symbol_error", "link_error_recovery",
-    "link_downed", "local_link_integrity_errors", "excessive_buffer_overrun_errors", "packet_seq_err",
-    "local_ack_timeout_err", "rnr_nak_retry_err", "out_of_buffer", "out_of_sequence", "rx_icrc_encapsulated",
-)  # fmt: skip
+    "port_rcv_errors",
+    "port_rcv_remote_physical_errors",
+    "port_xmit_discards",
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "out_of_buffer",
+    "out_of_sequence",
+    "rx_icrc_encapsulated",
+)
 _WHERE = "ts > now() - INTERVAL {since} SECOND AND {hca}"
 _PORTS = f"""
 SELECT node, hca, port, max(ts) AS ts, {", ".join(f"arg_max({name}, ts) AS {name}" for name in _NEWEST)},

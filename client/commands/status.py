@@ -71,11 +71,17 @@ def _node(address: str, reply: pb.StatusReply) -> _Node:
         "store_bytes": reply.store_bytes,
         "boot_id": reply.boot_id,
         "sources": [
-            {"name": s.name, "state": s.state, "reason": s.reason or None, "rows": s.rows, "lost": s.lost,
-             "detail": s.detail or None}
+            {
+                "name": s.name,
+                "state": s.state,
+                "reason": s.reason or None,
+                "rows": s.rows,
+                "lost": s.lost,
+                "detail": s.detail or None,
+            }
             for s in reply.sources
         ],
-    }  # fmt: skip
+    }
 
 
 def _people(node: _Node, width: int | None) -> str:

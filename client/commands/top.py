@@ -143,12 +143,15 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     for row in late:
         lags[process_of(row)] = max(lags.get(process_of(row), row["lag_ns"]), row["lag_ns"])
     seen = Seen(
-        live, exits(tables["ended"]), by_run(rows_of(tables["findings"])),
+        live,
+        exits(tables["ended"]),
+        by_run(rows_of(tables["findings"])),
         {process_of(row): {**row, "collectives_per_s": row["calls"] / seconds} for row in rates},
         {process_of(row): row for row in stepped},
         {process_of(row): row for row in sorted(inflight, key=lambda r: r["age_ns"] or 0)},
-        lags, python,
-    )  # fmt: skip
+        lags,
+        python,
+    )
     ranks, runs = rank_rows(seen, partial(silent, cluster))
     return Frame(ranks, runs, pause_lines(cluster), tuple(dict.fromkeys([*_lost(cluster), *missing])))
 

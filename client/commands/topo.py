@@ -17,11 +17,41 @@ from probing.client.settings import Settings
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl topo", "probingctl topo --all-nodes --job 4711 -f json")
-_GPU = ("device_id", "uuid", "name", "bus_id", "numa_node", "cpu_list", "pcie_width", "pcie_width_max", "pcie_gen",
-        "pcie_gen_max", "state")  # fmt: skip
-_LINK = ("device_id", "kind", "link", "peer", "peer_kind", "peer_id", "path", "p2p", "numa_node", "state", "width",
-         "width_max", "generation", "generation_max", "speed_bytes_per_s", "speed_max_bytes_per_s", "replays",
-         "recoveries", "crc_errors", "fatal_errors")  # fmt: skip
+_GPU = (
+    "device_id",
+    "uuid",
+    "name",
+    "bus_id",
+    "numa_node",
+    "cpu_list",
+    "pcie_width",
+    "pcie_width_max",
+    "pcie_gen",
+    "pcie_gen_max",
+    "state",
+)
+_LINK = (
+    "device_id",
+    "kind",
+    "link",
+    "peer",
+    "peer_kind",
+    "peer_id",
+    "path",
+    "p2p",
+    "numa_node",
+    "state",
+    "width",
+    "width_max",
+    "generation",
+    "generation_max",
+    "speed_bytes_per_s",
+    "speed_max_bytes_per_s",
+    "replays",
+    "recoveries",
+    "crc_errors",
+    "fatal_errors",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,12 @@ def nearest(code: str) -> str:
 
 def _names(tree: ast.AST) -> list[str]:
     """Returns dotted names that are only read, outermost first: no calls, no imports, no builtins."""
-    skipped = {alias.asname or alias.name.partition(".")[0] for node in ast.walk(tree)
-               if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}  # fmt: skip
+    skipped = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
     found = []
     pending: list[ast.AST] = [tree]
     while pending:

@@ -22,9 +22,20 @@ __all__ = ("history", "show")
 
 _MOST = 1000
 _LINE = (
-    "node", "verdict", "severity", "state", "confidence", "sentence", "ranks", "nodes", "victims", "about", "since",
-    "opened", "closed",
-)  # fmt: skip
+    "node",
+    "verdict",
+    "severity",
+    "state",
+    "confidence",
+    "sentence",
+    "ranks",
+    "nodes",
+    "victims",
+    "about",
+    "since",
+    "opened",
+    "closed",
+)
 # Longer JSON is not parsed: no daemon writes it.
 _MOST_BYTES = 1 << 20
 

@@ -47,9 +47,13 @@ def run_skill(settings: Settings, cluster: Cluster, path: Path, job: str | None,
         if holds(rows)
     ]
     answer = {
-        "skill": skill.id, "title": skill.title, "steps": steps, "findings": findings,
-        "summary": templated(skill.summary, known).strip(), "next_steps": list(skill.next_steps),
-    }  # fmt: skip
+        "skill": skill.id,
+        "title": skill.title,
+        "steps": steps,
+        "findings": findings,
+        "summary": templated(skill.summary, known).strip(),
+        "next_steps": list(skill.next_steps),
+    }
     width = terminal_width() if settings.output is None else None
     write_objects(settings, answer, _people(answer, width), findings)
     wrong = any(finding["severity"] != "info" for finding in findings)

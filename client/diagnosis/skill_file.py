@@ -15,19 +15,22 @@ __all__ = ("Parameter", "Rule", "Skill", "Step", "load_skill", "templated", "val
 _MOST_BYTES = 256 << 10
 _MOST_ENTRIES = 256
 _HINT = "a skill is a file of apiVersion probing.dev/v1 and kind Skill, with steps in its spec"
-_KINDS: dict[str, tuple[type, ...]] = {
-    "integer": (int,), "number": (int, float), "boolean": (bool,), "string": (str,)
-}  # fmt: skip
+_KINDS: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float), "boolean": (bool,), "string": (str,)}
 _NAME = re.compile(r"\w{1,64}", re.ASCII)
 _CHOICE = re.compile(r"\{(\w+) \? ([\w.]*) : ([\w.]*)\}", re.ASCII)
 # The names by which templates refer to tables; if use_global is true, a table has `global.` in front.
 _TABLES = {
-    "comm_table": "python.comm_collective", "table_comm": "python.comm_collective",
-    "nccl_proxy_table": "nccl.proxy_ops", "nccl_coll_table": "nccl.coll_perf",
-    "nccl_inflight_table": "nccl.inflight_ops", "net_qp_table": "nccl.net_qp",
-    "nccl_counters_table": "nccl.profiler_counters", "fr_table": "python.torch_nccl_flight_record",
-    "fr_status_table": "python.torch_nccl_pg_status", "global_prefix": "",
-}  # fmt: skip
+    "comm_table": "python.comm_collective",
+    "table_comm": "python.comm_collective",
+    "nccl_proxy_table": "nccl.proxy_ops",
+    "nccl_coll_table": "nccl.coll_perf",
+    "nccl_inflight_table": "nccl.inflight_ops",
+    "net_qp_table": "nccl.net_qp",
+    "nccl_counters_table": "nccl.profiler_counters",
+    "fr_table": "python.torch_nccl_flight_record",
+    "fr_status_table": "python.torch_nccl_pg_status",
+    "global_prefix": "",
+}
 _T = TypeVar("_T")
 
 
@@ -125,17 +128,24 @@ def _skill(found: Any) -> Skill:
     meta, spec = _mapping(top.get("metadata"), "metadata"), _mapping(top.get("spec"), "spec")
     rules = _mapping(spec.get("interpretation") or {}, "interpretation")
     skill = Skill(
-        id=_text(meta, "id"), title=_text(meta, "title_en", "") or _text(meta, "title"), docs=_text(meta, "docs", ""),
-        parameters=_each(spec, "parameters", _parameter), steps=_each(spec, "steps", _step),
+        id=_text(meta, "id"),
+        title=_text(meta, "title_en", "") or _text(meta, "title"),
+        docs=_text(meta, "docs", ""),
+        parameters=_each(spec, "parameters", _parameter),
+        steps=_each(spec, "steps", _step),
         rules=_each(rules, "rules", _rule),
         variables={str(k): str(v) for k, v in _mapping(spec.get("variables") or {}, "variables").items()},
         any_tables=_each(_mapping(spec.get("requires") or {}, "requires"), "any_tables", str),
-        summary=_text(spec, "summary_template", ""), next_steps=_each(spec, "next_steps", str),
-    )  # fmt: skip
+        summary=_text(spec, "summary_template", ""),
+        next_steps=_each(spec, "next_steps", str),
+    )
     if not skill.steps:
         raise _Wrong("it has no steps")
-    for name, ids in (("step", [step.id for step in skill.steps]), ("rule", [rule.id for rule in skill.rules]),
-                      ("parameter", [one.name for one in skill.parameters])):  # fmt: skip
+    for name, ids in (
+        ("step", [step.id for step in skill.steps]),
+        ("rule", [rule.id for rule in skill.rules]),
+        ("parameter", [one.name for one in skill.parameters]),
+    ):
         if double := next((one for one in ids if ids.count(one) > 1), None):
             raise _Wrong(f"{name} {double!r:.80} occurs twice")
     return skill
@@ -157,9 +167,14 @@ def _parameter(found: Any) -> Parameter:
 def _step(found: Any) -> Step:
     own = _mapping(found, "a step")
     step = Step(
-        _text(own, "id"), _text(own, "title"), _text(own, "type", "sql"), _text(own, "sql", ""),
-        _text(own, "on_empty", "skip"), _text(own, "empty_message", "").strip(), _text(own, "when", "").strip(),
-    )  # fmt: skip
+        _text(own, "id"),
+        _text(own, "title"),
+        _text(own, "type", "sql"),
+        _text(own, "sql", ""),
+        _text(own, "on_empty", "skip"),
+        _text(own, "empty_message", "").strip(),
+        _text(own, "when", "").strip(),
+    )
     if step.kind == "sql" and not step.sql.strip():
         raise _Wrong(f"step {step.id} has no sql")
     if step.on_empty not in ("skip", "warn", "abort"):

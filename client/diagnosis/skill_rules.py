@@ -25,8 +25,12 @@ Condition = Callable[[Mapping[str, Sequence[Row]]], bool]
 """Whether a rule holds for the rows of the steps that have run, by step. A step that has not run fulfils no rule."""
 _Clause = Callable[[Sequence[Row]], bool]
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
-    "==": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt
-}  # fmt: skip
+    "==": operator.eq,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 _COMPARED = re.compile(r"([\w/()]+) ?(==|>=|<=|>|<) ?([-\d.e+* ]+)", re.ASCII)
 _RATIO = re.compile(r"ratio\((\w+) ?/ ?(\w+)\)", re.ASCII)
 _LAST = re.compile(r"last > ?([\d.]+) ?\* ?avg\((\w+)\)", re.ASCII)

@@ -95,9 +95,12 @@ class Export:
             raise self._broken
         gathered.require(strict=cluster.strict)
         return {
-            "export_version": 1, "by": program(), **self._wanted.plan(),
-            "nodes": [answered.value for answered in gathered.answered], "failed": gathered.report()["failed"],
-        }  # fmt: skip
+            "export_version": 1,
+            "by": program(),
+            **self._wanted.plan(),
+            "nodes": [answered.value for answered in gathered.answered],
+            "failed": gathered.report()["failed"],
+        }
 
     def _stop(self) -> None:
         """Returns when nothing is written any more."""
@@ -125,9 +128,13 @@ class Export:
             name: {"rows": c.rows, "files": c.files, "bytes": c.bytes} for name, c in node.tables.items()
         }
         return node.name, {
-            "node": node.name, "address": connection.address, "version": status.version, "tables": tables,
-            "left_out": left_out, "warnings": list(dict.fromkeys(node.warnings)),
-        }  # fmt: skip
+            "node": node.name,
+            "address": connection.address,
+            "version": status.version,
+            "tables": tables,
+            "left_out": left_out,
+            "warnings": list(dict.fromkeys(node.warnings)),
+        }
 
     def _forget(self, node: _Node, place: Place, error: BaseException) -> None:
         rows = sum(counts.rows for counts in node.tables.values())

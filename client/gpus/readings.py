@@ -17,24 +17,18 @@ RECENT_S = 30
 # All links are written once a minute.
 LINKS_S = 150
 _LAST = "QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY ts DESC) = 1"
-READINGS = (
-    f"SELECT * FROM gpu.utilization WHERE ts > now() - INTERVAL {RECENT_S} SECOND "
-    + _LAST.format(key="node, device_id, mig")
+READINGS = f"SELECT * FROM gpu.utilization WHERE ts > now() - INTERVAL {RECENT_S} SECOND " + _LAST.format(
+    key="node, device_id, mig"
 )
-PROCESSES = (
-    f"SELECT * FROM gpu.processes WHERE ts > now() - INTERVAL {RECENT_S} SECOND "
-    + _LAST.format(key="node, pid, device_id, mig")
+PROCESSES = f"SELECT * FROM gpu.processes WHERE ts > now() - INTERVAL {RECENT_S} SECOND " + _LAST.format(
+    key="node, pid, device_id, mig"
 )
-LINKS = (
-    f"SELECT * FROM gpu.links WHERE ts > now() - INTERVAL {LINKS_S} SECOND "
-    + _LAST.format(key="node, kind, device_id, link, peer")
+LINKS = f"SELECT * FROM gpu.links WHERE ts > now() - INTERVAL {LINKS_S} SECOND " + _LAST.format(
+    key="node, kind, device_id, link, peer"
 )
 DEVICES = "SELECT * FROM gpu.devices"
 # A row each host.memory_interval_s, 10 s unless it is configured.
-MEMORY = (
-    "SELECT * FROM process.memory WHERE ts > now() - INTERVAL 60 SECOND "
-    + _LAST.format(key="node, pid, start_ns")
-)
+MEMORY = "SELECT * FROM process.memory WHERE ts > now() - INTERVAL 60 SECOND " + _LAST.format(key="node, pid, start_ns")
 
 
 def ask(cluster: Cluster, statements: Mapping[str, str]) -> dict[str, list[Row]]:

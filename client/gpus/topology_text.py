@@ -81,8 +81,10 @@ def _matrix(node: Row, width: int | None) -> str:
     for gpu in gpus:
         own = gpu["device_id"]
         row: Row = {"gpu": f"GPU{own}", "ranks": ranks_text(gpu["ranks"]) if gpu["ranks"] else None}
-        row |= {f"g{other['device_id']}": _way(ways.get((own, other["device_id"])), own == other["device_id"])
-                for other in gpus}  # fmt: skip
+        row |= {
+            f"g{other['device_id']}": _way(ways.get((own, other["device_id"])), own == other["device_id"])
+            for other in gpus
+        }
         rows.append(row | {f"n{name}": to_nic.get((own, name)) for name in nics})
     fields = [Field("", "gpu"), Field("RANK", "ranks", right=True)]
     fields += [Field(f"GPU{gpu['device_id']}", f"g{gpu['device_id']}") for gpu in gpus]
@@ -102,8 +104,11 @@ def _wrong(link: Row) -> list[str]:
     if link["kind"] == "nvlink" and link["state"] == "down":
         return [f"{gpu}: NVLink {link['link']} is down"]
     if link["kind"] == "nvlink" and (link["crc_errors"] or link["replays"] or link["recoveries"]):
-        counts = (f"{name} {link[key]}" for name, key in (("CRC errors", "crc_errors"), ("replays", "replays"),
-                                                        ("recoveries", "recoveries")) if link[key])  # fmt: skip
+        counts = (
+            f"{name} {link[key]}"
+            for name, key in (("CRC errors", "crc_errors"), ("replays", "replays"), ("recoveries", "recoveries"))
+            if link[key]
+        )
         return [f"{gpu}: NVLink {link['link']} has had {', '.join(counts)}"]
     if link["kind"] == "pcie" and link["state"] == "degraded":
         speeds = [link["speed_bytes_per_s"], link["speed_max_bytes_per_s"]]

@@ -48,10 +48,12 @@ def gathered(cluster: Cluster, wanted: Wanted, plan: Plan) -> Case:
     variables = _master_of(plan)
     port = variables.get("MASTER_PORT", "")
     request = pb.PreflightRequest(
-        python=wanted.python, job=wanted.job, master_addr=variables.get("MASTER_ADDR", ""),
+        python=wanted.python,
+        job=wanted.job,
+        master_addr=variables.get("MASTER_ADDR", ""),
         master_port=int(port) if port.isascii() and port.isdigit() and int(port[:6]) < 65536 else DEFAULT_PORT,
         peers=sorted(set(addresses.values())) if len(addresses) > 1 else (),
-    )  # fmt: skip
+    )
     answered = cluster.each(lambda connection, seconds: _ask(connection, request, seconds)).answered
     replies = [(a.node, a.value) for a in answered]
     silent = {name: reply.problem for name, reply in replies if reply.facts is None}

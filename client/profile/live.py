@@ -101,6 +101,11 @@ def _restore(cluster: Cluster, row: Setting) -> None:
         if left <= 0:
             return
     cluster.config(
-        row["key"], row["value"], job=row["job"] or "", pid=row["pid"] or 0,
-        seconds=left, persist=row["persisted"], node=row["node"],
-    )  # fmt: skip
+        row["key"],
+        row["value"],
+        job=row["job"] or "",
+        pid=row["pid"] or 0,
+        seconds=left,
+        persist=row["persisted"],
+        node=row["node"],
+    )

@@ -77,7 +77,11 @@ def _profile(selection: Selection, rows: Iterable[Row], stacks: dict[int, tuple[
 
 def _labels(row: Row) -> tuple[tuple[str, str], ...]:
     values = {
-        "job": row["job"], "rank": row["rank"], "node": row["node"], "pid": row["pid"], "thread": row["thread"],
+        "job": row["job"],
+        "rank": row["rank"],
+        "node": row["node"],
+        "pid": row["pid"],
+        "thread": row["thread"],
         "state": "on the CPU" if row["on_cpu"] else "off the CPU",
-    }  # fmt: skip
+    }
     return tuple((key, str(value)) for key, value in values.items() if value not in (None, ""))

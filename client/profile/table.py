@@ -23,10 +23,16 @@ def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
     """
     wholes = _wholes(profile, by)
     rows = [
-        {**_labels(by, values), **_place(frame), "self_ns": own, "total_ns": total,
-         "self_share": own / wholes[values], "total_share": total / wholes[values]}
+        {
+            **_labels(by, values),
+            **_place(frame),
+            "self_ns": own,
+            "total_ns": total,
+            "self_share": own / wholes[values],
+            "total_share": total / wholes[values],
+        }
         for (values, frame), (own, total) in sorted(_times(profile, by).items(), key=lambda time: str(time[0][0]))
-    ]  # fmt: skip
+    ]
     return sorted(rows, key=lambda row: (-row["self_ns"], -row["total_ns"], row["func"], row["file"]))
 
 
@@ -89,9 +95,11 @@ def _place(frame: Frame) -> Row:
 def people(profile: Profile, when: str, width: int | None, by: Sequence[str] = ()) -> str:
     """Returns the first functions as a table, below a line about all samples."""
     fields = [
-        Field("SELF", "self_ns", age, right=True), Field("SELF %", "self_share", _percent, right=True),
-        Field("TOTAL", "total_ns", age, right=True), Field("TOTAL %", "total_share", _percent, right=True),
-    ]  # fmt: skip
+        Field("SELF", "self_ns", age, right=True),
+        Field("SELF %", "self_share", _percent, right=True),
+        Field("TOTAL", "total_ns", age, right=True),
+        Field("TOTAL %", "total_share", _percent, right=True),
+    ]
     rows = function_rows(profile, by)
     return f"{_head(profile, when)}\n{_rendered(fields, rows, width, [profile], by)}"
 
@@ -99,10 +107,13 @@ def people(profile: Profile, when: str, width: int | None, by: Sequence[str] = (
 def difference_people(base: Profile, chosen: Profile, width: int | None, by: Sequence[str] = ()) -> str:
     """Returns the functions with the largest changes as a table, with their shares before and after."""
     fields = [
-        Field("SELF", "self_change", _points, right=True), Field("WAS", "self_base_share", _percent, right=True),
-        Field("IS", "self_share", _percent, right=True), Field("TOTAL", "total_change", _points, right=True),
-        Field("WAS", "total_base_share", _percent, right=True), Field("IS", "total_share", _percent, right=True),
-    ]  # fmt: skip
+        Field("SELF", "self_change", _points, right=True),
+        Field("WAS", "self_base_share", _percent, right=True),
+        Field("IS", "self_share", _percent, right=True),
+        Field("TOTAL", "total_change", _points, right=True),
+        Field("WAS", "total_base_share", _percent, right=True),
+        Field("IS", "total_share", _percent, right=True),
+    ]
     rows = difference_rows(base, chosen, by)
     head = f"is:  {_head(chosen, '')}\nwas: {_head(base, '')}"
     return f"{head}\n{_rendered(fields, rows, width, [base, chosen], by)}"

@@ -68,8 +68,9 @@ class StatusLine:
             return Text(self._text(time.monotonic() - self._begin), no_wrap=True, overflow="ellipsis")
 
         screen = Screen(stderr=True)
-        with Live(line(), console=screen, auto_refresh=False, transient=True, redirect_stdout=False,
-                  redirect_stderr=False) as live:  # fmt: skip
+        with Live(
+            line(), console=screen, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        ) as live:
             while not self._stopped.wait(_REFRESH_S):
                 live.update(line(), refresh=True)
 

@@ -137,10 +137,16 @@ class Shell:
     def _command(self, text: str) -> None:
         name, _, argument = text.rstrip(";").partition(" ")
         commands: dict[str, Callable[[str], None]] = {
-            "\\d": self._describe, "\\x": self._set_vertical, "\\timing": self._set_timing, "\\f": self._set_format,
-            "\\o": self._set_output, "\\all": self._set_all, "\\set": self._set_param, "\\?": self._help,
+            "\\d": self._describe,
+            "\\x": self._set_vertical,
+            "\\timing": self._set_timing,
+            "\\f": self._set_format,
+            "\\o": self._set_output,
+            "\\all": self._set_all,
+            "\\set": self._set_param,
+            "\\?": self._help,
             "\\q": self._leave,
-        }  # fmt: skip
+        }
         if name not in commands:
             raise UsageError(f"there is no command {name}", hint="\\? lists the commands")
         commands[name](argument.strip())

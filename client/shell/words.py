@@ -70,8 +70,12 @@ def _of_command(line: str, word: str, catalog: Callable[[], Catalog]) -> Iterato
     if not space:
         yield from _matching(word, list(COMMANDS.items()))
         return
-    choices = {"\\x": ("on", "off", "auto"), "\\timing": ("on", "off"), "\\all": ("on", "off"),
-               "\\f": ("table", "json", "jsonl", "csv")}  # fmt: skip
+    choices = {
+        "\\x": ("on", "off", "auto"),
+        "\\timing": ("on", "off"),
+        "\\all": ("on", "off"),
+        "\\f": ("table", "json", "jsonl", "csv"),
+    }
     found = list(catalog()) if command == "\\d" else choices.get(command, ())
     yield from _matching(word, [(name, "") for name in found])
 

@@ -187,15 +187,27 @@ class PlainGroup(TypedDict):
 def plain_groups(groups: Iterable[Group]) -> list[PlainGroup]:
     """Returns the groups as docs/json.md describes them."""
     return [
-        {"job": g.job, "thread": g.thread, "ranks": g.ranks, "pids": g.pids, "threads": len(g.members),
-         "children": [_plain(child) for child in g.children]}
+        {
+            "job": g.job,
+            "thread": g.thread,
+            "ranks": g.ranks,
+            "pids": g.pids,
+            "threads": len(g.members),
+            "children": [_plain(child) for child in g.children],
+        }
         for g in groups
-    ]  # fmt: skip
+    ]
 
 
 def _plain(node: Node) -> PlainNode:
     return {
-        "func": node.func, "file": node.file, "lineno": node.lineno, "frame_type": node.frame_type,
-        "ranks": node.ranks, "pids": node.pids, "threads": len(node.members), "complete": node.complete,
+        "func": node.func,
+        "file": node.file,
+        "lineno": node.lineno,
+        "frame_type": node.frame_type,
+        "ranks": node.ranks,
+        "pids": node.pids,
+        "threads": len(node.members),
+        "complete": node.complete,
         "children": [_plain(child) for child in node.children],
-    }  # fmt: skip
+    }

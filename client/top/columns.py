@@ -59,9 +59,10 @@ def chosen(width: int, rows: Iterable[Row], *, nodes: int) -> tuple[tuple[Column
         if not missing:
             break
     able = [
-        column for column in _COLUMNS
+        column
+        for column in _COLUMNS
         if (not column.needs or set(column.needs) - missing) and (column.title != "NODE" or nodes > 1)
-    ]  # fmt: skip
+    ]
     left = width - 2
     taken: set[int] = set()
     for i, column in sorted(enumerate(able), key=lambda pair: pair[1].rank):
@@ -144,8 +145,14 @@ _COLUMNS = (
     Column("", 6, 11, _history("steps_per_s", 0.0), lambda _: "step", needs=("step",), right=False),
     Column("IN FLIGHT", 14, 1, _inflight, _wait_style, right=False, needs=_COLLECTIVES),
     Column("AGE", 6, 1, lambda r, _: brief_age(r["age_ns"]), _wait_style, needs=_COLLECTIVES),
-    Column("LAG", 6, 3, lambda r, _: _lag(r["lag_ns"]),
-           lambda r: "warn" if (r["lag_ns"] or 0) > _LATE_NS else "", needs=("lag_ns",)),
+    Column(
+        "LAG",
+        6,
+        3,
+        lambda r, _: _lag(r["lag_ns"]),
+        lambda r: "warn" if (r["lag_ns"] or 0) > _LATE_NS else "",
+        needs=("lag_ns",),
+    ),
     Column("CPU", 5, 2, lambda r, _: percent(r["cpu_pct"]), lambda _: "cpu", needs=("cpu_pct",)),
     Column("", 8, 10, _history("cpu_pct", 100.0), lambda _: "cpu", right=False, needs=("cpu_pct",)),
     Column("RSS", 5, 4, lambda r, _: brief_size(r["rss_bytes"]), lambda _: "mem", needs=("rss_bytes",)),
@@ -156,8 +163,14 @@ _COLUMNS = (
     Column("", 6, 11, _memory_history, lambda _: "mem", right=False, needs=("gpu_used_bytes",)),
     Column("POWER", 5, 6, lambda r, _: number(r["power_w"], "W"), lambda _: "power", needs=("power_w",)),
     Column("", 6, 12, _power_history, lambda _: "power", right=False, needs=("power_w",)),
-    Column("TEMP", 4, 6, lambda r, _: number(r["temperature_c"], "C"),
-           lambda r: "bad" if (r["temperature_c"] or 0) >= _HOT_C else "temp", needs=("temperature_c",)),
+    Column(
+        "TEMP",
+        4,
+        6,
+        lambda r, _: number(r["temperature_c"], "C"),
+        lambda r: "bad" if (r["temperature_c"] or 0) >= _HOT_C else "temp",
+        needs=("temperature_c",),
+    ),
     Column("", 6, 12, _history("temperature_c", 100.0), lambda _: "temp", right=False, needs=("temperature_c",)),
     Column("PYTHON", 14, 2, _doing, right=False, flex=True),
-)  # fmt: skip
+)

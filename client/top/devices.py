@@ -66,9 +66,10 @@ class Devices:
             "gpu_total_bytes": _total(gpus, "total_bytes"),
             "gpu_own_bytes": _total(gpus, "own_bytes"),
             "power_w": _total(gpus, "power_w"),
-            "temperature_c": max((gpu["temperature_c"] for gpu in gpus if gpu.get("temperature_c") is not None),
-                                 default=None),
-        }  # fmt: skip
+            "temperature_c": max(
+                (gpu["temperature_c"] for gpu in gpus if gpu.get("temperature_c") is not None), default=None
+            ),
+        }
 
 
 def cpu_of(rows: Iterable[Row], memory: Iterable[Row]) -> Mapping[Process, Row]:
@@ -80,9 +81,11 @@ def cpu_of(rows: Iterable[Row], memory: Iterable[Row]) -> Mapping[Process, Row]:
         known = found.get(process_of(row), {})
         resident = row["rss_kb"] * 1024 if row["rss_kb"] is not None else known.get("rss_bytes")
         found[process_of(row)] = {
-            "cpu_pct": row["cpu_pct"], "rss_bytes": resident, "threads": row["thread_count"],
+            "cpu_pct": row["cpu_pct"],
+            "rss_bytes": resident,
+            "threads": row["thread_count"],
             "delay_pct": row["delay_pct"],
-        }  # fmt: skip
+        }
     return found
 
 

@@ -33,9 +33,13 @@ class Fetcher:
     """Delivers a ``Fetched`` every ``interval`` seconds; ``failed`` gets what else goes wrong."""
 
     def __init__(
-        self, cluster: Cluster, where: str, interval: float, deliver: Callable[[Fetched], None],
+        self,
+        cluster: Cluster,
+        where: str,
+        interval: float,
+        deliver: Callable[[Fetched], None],
         failed: Callable[[ProbingError], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``where`` is an SQL condition on the job; the time-out is that of ``cluster``."""
         self._cluster = cluster
         self._questions = questions(where)

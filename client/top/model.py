@@ -72,9 +72,12 @@ class Model:
         }
         frame = Frame(ranks, runs, paused)
         return View(
-            jobs_of(frame), tuple(sorted(fetched.absent, key=lambda absent: absent.address)), tuple(paused.values()),
-            tuple(sorted(rows.node for rows in self._known.values())), fetched.at,
-        )  # fmt: skip
+            jobs_of(frame),
+            tuple(sorted(fetched.absent, key=lambda absent: absent.address)),
+            tuple(paused.values()),
+            tuple(sorted(rows.node for rows in self._known.values())),
+            fetched.at,
+        )
 
     def _seen(self, here: Sequence[NodeRows], away: Sequence[NodeRows], python: Mapping[Process, str]) -> Seen:
         known, progress = [*here, *away], _all(here, "progress")

@@ -23,8 +23,17 @@ _MOST_ABSENT = 3
 _STALE_S = 3.0
 # A narrower screen does not say how it is sorted.
 _WIDE_ENOUGH = 60
-_WORD_STYLES = {"STUCK": "alarm", "FAILED": "alarm", "SLOW": "caution", "WARNING": "caution", "WAITS": "caution",
-               "AWAY": "caution", "PAUSED": "caution", "OK": "fine", "ENDED": "dim"}  # fmt: skip
+_WORD_STYLES = {
+    "STUCK": "alarm",
+    "FAILED": "alarm",
+    "SLOW": "caution",
+    "WARNING": "caution",
+    "WAITS": "caution",
+    "AWAY": "caution",
+    "PAUSED": "caution",
+    "OK": "fine",
+    "ENDED": "dim",
+}
 _KEYS = "q quit  ? help  j/k move  Enter rank  s sort  r reverse  / filter  p pause"
 _FEW_KEYS = "q ? j/k Enter s r / p"
 

@@ -51,9 +51,10 @@ def _who(row: Row) -> Line:
     rank = "no rank" if row["rank"] is None else f"rank {row['rank']}"
     state = "" if row["state"] in (None, "running") else f" {row['state']}"
     return (
-        Span(rank, "bold"), Span(f"  pid {row['pid']} on {row['node']}{state}  ", ""),
+        Span(rank, "bold"),
+        Span(f"  pid {row['pid']} on {row['node']}{state}  ", ""),
         Span(str(row.get("command") or ""), "dim"),
-    )  # fmt: skip
+    )
 
 
 def _host(row: Row, width: int) -> Line:

@@ -85,8 +85,10 @@ def _operations(facts: RankFacts, width: int, most: int) -> Iterator[Line]:
     for row in facts.ops[:most]:
         bus = bandwidth(row["busbw_gbps"]) if row["busbw_gbps"] is not None else ""
         seq = "" if row["seq"] is None else str(row["seq"])
-        text = (f"  {clock(row['ts'])[-9:]}  {fitted(str(row['op']), 18)}  {seq:>8}  {size(row['bytes']):>8}"
-                f"  {brief_age(row['duration_ns']):>7}  {bus:>10}  ")  # fmt: skip
+        text = (
+            f"  {clock(row['ts'])[-9:]}  {fitted(str(row['op']), 18)}  {seq:>8}  {size(row['bytes']):>8}"
+            f"  {brief_age(row['duration_ns']):>7}  {bus:>10}  "
+        )
         state = row["error"] or row["state"] or ""
         comm = f"  {row['comm_name'] or row['comm'] or ''}" if width >= 100 else ""
         yield (Span(text), Span(str(state), "bad" if row["error"] else "dim"), Span(comm, "dim"))

@@ -13,10 +13,18 @@ __all__ = ("SORTS", "State", "shown")
 
 # Orders of ranks: by what, and whether the largest comes first.
 SORTS: tuple[tuple[str, str, bool], ...] = (
-    ("trouble", "", False), ("rank", "rank", False), ("lag", "lag_ns", True), ("age", "age_ns", True),
-    ("steps/s", "steps_per_s", False), ("cpu", "cpu_pct", True), ("rss", "rss_bytes", True), ("gpu", "gpu_pct", True),
-    ("gpu memory", "gpu_used_bytes", True), ("power", "power_w", True), ("temperature", "temperature_c", True),
-)  # fmt: skip
+    ("trouble", "", False),
+    ("rank", "rank", False),
+    ("lag", "lag_ns", True),
+    ("age", "age_ns", True),
+    ("steps/s", "steps_per_s", False),
+    ("cpu", "cpu_pct", True),
+    ("rss", "rss_bytes", True),
+    ("gpu", "gpu_pct", True),
+    ("gpu memory", "gpu_used_bytes", True),
+    ("power", "power_w", True),
+    ("temperature", "temperature_c", True),
+)
 _BLAME = {"culprit": 0, "victim": 2}
 _LONG_FILTER = 60
 _LONG_PAGE = 1_000_000
@@ -142,8 +150,19 @@ def _with(job: Job, ranks: Sequence[Row]) -> Job:
 
 
 def _passes(row: Row, job: Job, words: Sequence[str]) -> bool:
-    named = (job.job, job.run, job.word, row["node"], f"rank{row['rank']}", row["pid"], row["state"], row["op"],
-             row["python"], row["comm"], row.get("command"))  # fmt: skip
+    named = (
+        job.job,
+        job.run,
+        job.word,
+        row["node"],
+        f"rank{row['rank']}",
+        row["pid"],
+        row["state"],
+        row["op"],
+        row["python"],
+        row["comm"],
+        row.get("command"),
+    )
     text = " ".join(str(part) for part in named if part is not None).lower()
     return all(word in text for word in words)
 

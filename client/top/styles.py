@@ -9,12 +9,29 @@ from rich.style import Style
 __all__ = ("style_of",)
 
 _STYLES = {
-    "": "", "dim": "dim", "bold": "bold", "title": "reverse", "head": "bold underline", "keys": "dim",
-    "prompt": "bold yellow", "job": "bold", "cursor": "reverse",
-    "alarm": "bold white on red", "caution": "bold black on yellow", "fine": "bold black on green",
-    "alarm text": "bold red", "caution text": "bold yellow", "bad": "bold red", "warn": "yellow",
-    "cpu": "cyan", "gpu": "green", "mem": "blue", "power": "magenta", "temp": "yellow", "step": "green",
-}  # fmt: skip
+    "": "",
+    "dim": "dim",
+    "bold": "bold",
+    "title": "reverse",
+    "head": "bold underline",
+    "keys": "dim",
+    "prompt": "bold yellow",
+    "job": "bold",
+    "cursor": "reverse",
+    "alarm": "bold white on red",
+    "caution": "bold black on yellow",
+    "fine": "bold black on green",
+    "alarm text": "bold red",
+    "caution text": "bold yellow",
+    "bad": "bold red",
+    "warn": "yellow",
+    "cpu": "cyan",
+    "gpu": "green",
+    "mem": "blue",
+    "power": "magenta",
+    "temp": "yellow",
+    "step": "green",
+}
 
 
 @lru_cache(maxsize=128)

@@ -58,9 +58,15 @@ def _job(run: Run, rows: Sequence[Row], frame: Frame) -> Job:
     verdicts = sum(line.startswith("DIAGNOSIS") for line in lines)
     worlds = (row["world_size"] for row in live if row["world_size"] is not None)
     return Job(
-        str(run[0]), str(run[1]), _word(live, standing, frame), len(live), next(worlds, None), tuple(lines), verdicts,
+        str(run[0]),
+        str(run[1]),
+        _word(live, standing, frame),
+        len(live),
+        next(worlds, None),
+        tuple(lines),
+        verdicts,
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _lines(live: Sequence[Row], standing: Row, frame: Frame) -> list[str]:

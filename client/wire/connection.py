@@ -60,9 +60,11 @@ class Connection:
         target = address if address.startswith("unix:") else f"dns:///{address}"
         credentials = None if tls is None or address.startswith("unix:") else credentials_of(tls)
         self._channel = sheltered(
-            lambda: grpc.insecure_channel(target, options=OPTIONS)
-            if credentials is None
-            else grpc.secure_channel(target, credentials, options=OPTIONS)
+            lambda: (
+                grpc.insecure_channel(target, options=OPTIONS)
+                if credentials is None
+                else grpc.secure_channel(target, credentials, options=OPTIONS)
+            )
         )
         # The generated stub has no types; the methods below give them.
         self._stub: Any = sheltered(lambda: NodeStub(self._channel))

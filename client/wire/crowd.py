@@ -87,13 +87,22 @@ class Crowd:
             done(next(numbers), len(addresses))
 
         if len(addresses) < TREE_FROM or len(statements) > MAX_STATEMENTS:
-            work = ask_many(addresses, question.ask, timeout, self.policy,
-                alive=self._channels.connected, answered=one_more)
+            work = ask_many(
+                addresses, question.ask, timeout, self.policy, alive=self._channels.connected, answered=one_more
+            )
         else:
             work = ask_tree(
-                addresses, question.request(list(statements)), question.passed_on, question.ask, timeout,
-                self.policy, self._channels, self._metadata, room=question.room, answered=one_more,
-            )  # fmt: skip
+                addresses,
+                question.request(list(statements)),
+                question.passed_on,
+                question.ask,
+                timeout,
+                self.policy,
+                self._channels,
+                self._metadata,
+                room=question.room,
+                answered=one_more,
+            )
         gathered = self._wait(work)
         now_ns = time.monotonic_ns()
         gathered.answered = [

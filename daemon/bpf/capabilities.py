@@ -187,12 +187,13 @@ _LACKS = {
         "none is needed before Linux 6.13; with CONFIG_DEBUG_INFO_BTF, Linux 6.15 and newer have it",
     ),
     "cpu_clock": (
-        "Python stacks are read on demand only: no samples of what runs", "grant the collector CAP_PERFMON",
+        "Python stacks are read on demand only: no samples of what runs",
+        "grant the collector CAP_PERFMON",
     ),
     "off_cpu": ("no time of Python threads off the CPU in the samples", _newer("5.13")),
     "growing_maps": ("maps of CUDA's probes are allocated whole, with a sixteenth of their entries", _newer("6.1")),
     "real_inode": ("a library that several containers share is counted once for each of them", _newer("5.17")),
-}  # fmt: skip
+}
 
 
 def capabilities() -> list[Capability]:

@@ -162,8 +162,7 @@ class Session:
         return self._loaded.programs
 
     def program(self, name: str) -> int:
-        """Returns the descriptor of a program, loaded now if it is late. Raises NotFound, AttachError, PrivilegeError.
-        """
+        """Returns a program's descriptor; loads a late object first. Raises NotFound, AttachError, PrivilegeError."""
         owner = self._loader.owner(name)
         self.load_late(owner)
         if (error := self.refused.get(owner)) is not None:

@@ -18,6 +18,7 @@ from probing.daemon.config import DEFAULT_FILE, options
 
 __all__ = ("invoke", "program")
 
+
 def _run(context: typer.Context) -> int:
     """Start the daemon and stay; print `ready` on stdout once it collects and answers."""
     return run(context.args)

@@ -42,9 +42,13 @@ def command(
     target = Target(root, config.node_name, limits, UserTables(root / "user_tables.json"))
     with decoder(config) as confined:
         done = import_sources(
-            target, [Path(source) for source in sources], confined,
-            table=table, now_ns=time.time_ns(), progress=_progress,
-        )  # fmt: skip
+            target,
+            [Path(source) for source in sources],
+            confined,
+            table=table,
+            now_ns=time.time_ns(),
+            progress=_progress,
+        )
     sys.stderr.writelines(f"not imported: {printable(str(problem))}\n" for problem in done.problems)
     for name, rows in sorted(done.rows.items()):
         sys.stdout.write(f"{name}: {rows} rows\n")

@@ -203,9 +203,16 @@ class Machine:
         return Call(purpose, name, address, message, 0.8 * self.times.heartbeat, now, self._wall_ns)
 
     def _message(
-        self, updates: tuple[Update, ...] = (), *, digests: tuple[int, ...] = (), buckets: tuple[int, ...] = (),
-        marks: tuple[int, ...] = (), wanted: tuple[int, ...] = (), relay: str = "", reached: bool = False,
-    ) -> Message:  # fmt: skip
+        self,
+        updates: tuple[Update, ...] = (),
+        *,
+        digests: tuple[int, ...] = (),
+        buckets: tuple[int, ...] = (),
+        marks: tuple[int, ...] = (),
+        wanted: tuple[int, ...] = (),
+        relay: str = "",
+        reached: bool = False,
+    ) -> Message:
         return Message(self.view.own, self._wall_ns, updates, digests, buckets, marks, wanted, relay, reached)
 
     def _referrals(self) -> tuple[Update, ...]:

@@ -137,9 +137,15 @@ class Membership:
 
 def _member(record: Record, **more: Any) -> Member:
     return Member(
-        record.name, record.address, labels=dict(record.labels), jobs=record.jobs, incarnation=record.incarnation,
-        version=record.version, engine=record.engine, **more,
-    )  # fmt: skip
+        record.name,
+        record.address,
+        labels=dict(record.labels),
+        jobs=record.jobs,
+        incarnation=record.incarnation,
+        version=record.version,
+        engine=record.engine,
+        **more,
+    )
 
 
 def _clock_problem(entry: Entry) -> str:

@@ -100,9 +100,13 @@ class Collector:
         # Before the store: limits that were changed for good hold from the start.
         self._changes = changes = Changes(config, state / "changes.json", lambda: self._clock.pair().real_ns)
         self._store = store = Store.open(
-            config.state_dir, node=self._node, clock=self._clock, limits=limits_of(config, changes.value),
-            tables=self._tables, worker=partial(RemoteWorker, self._runtime / "maintenance.sock"),
-        )  # fmt: skip
+            config.state_dir,
+            node=self._node,
+            clock=self._clock,
+            limits=limits_of(config, changes.value),
+            tables=self._tables,
+            worker=partial(RemoteWorker, self._runtime / "maintenance.sock"),
+        )
         self._undo.callback(store.close)
         changes.listeners.append(lambda: store.set_limits(limits_of(config, changes.value)))
         self._buffer = RowBuffer(self._node, self._clock, self._tables)
@@ -143,15 +147,26 @@ class Collector:
         own = OwnProcesses(own_users(config))
         # Sources look identities up in discovery, which in turn shows two facts that sources know of a process.
         self._discovery = Discovery(
-            self._readers, self._buffer, self._clock, self._node,
+            self._readers,
+            self._buffer,
+            self._clock,
+            self._node,
             python_version=self._python_version,
             backends=lambda pid, start_ns: context.find(CollectivesSource).backends_of(pid, start_ns),
-            cgroup=config.cgroup, own=own,
-        )  # fmt: skip
+            cgroup=config.cgroup,
+            own=own,
+        )
         self._context = context = Context(
-            config, self._node, self._session, self._readers, self._parsers, self._buffer, self._clock, self._changes,
+            config,
+            self._node,
+            self._session,
+            self._readers,
+            self._parsers,
+            self._buffer,
+            self._clock,
+            self._changes,
             self._discovery,
-        )  # fmt: skip
+        )
         context.share(self._tables)
         self._sources = SourceSet(self._buffer)
         self._sources.build(self._kinds, context, undo)
@@ -278,10 +293,17 @@ class Collector:
         tables["probing.versions"] = live(lambda pair: version_batch(self._node, pair.real_ns))
         answers = self._context.find(StacksOnDemand).answers
         requests = Requests(
-            self._store, answers, self._changes, tables, self._loop.flush, self._status.to_dict, self._pause,
-            self._tables.described, FindingRows(self._node, self._buffer, self._clock).put,
+            self._store,
+            answers,
+            self._changes,
+            tables,
+            self._loop.flush,
+            self._status.to_dict,
+            self._pause,
+            self._tables.described,
+            FindingRows(self._node, self._buffer, self._clock).put,
             ConditionAnswers(self._readers, answers.chosen).conditions,
-        )  # fmt: skip
+        )
         users = frozenset({user_number(self._config.users.service)})
         control = ControlServer(Path(self._config.control_socket), requests.handlers(), users)
         control.on_disconnect = requests.release_all

@@ -20,9 +20,7 @@ __all__ = ("SourceSet", "objects_of", "ring_sizes_of")
 
 def objects_of(kinds: Sequence[SourceType]) -> tuple[list[str], list[str]]:
     """Returns the BPF objects that sources need, and those that they can do without."""
-    return [name for kind in kinds for name in kind.objects], [
-        name for kind in kinds for name in kind.optional_objects
-    ]
+    return [name for kind in kinds for name in kind.objects], [name for kind in kinds for name in kind.optional_objects]
 
 
 def ring_sizes_of(kinds: Sequence[SourceType], config: Config) -> dict[str, int]:

@@ -14,8 +14,14 @@ def store_batch(node: str, now_ns: int, status: StateStatus) -> pa.RecordBatch:
     """Returns a row for each table that has segments, and one for the log. ``now_ns``: UTC."""
     log = {"kind": "log", "files": status["parts"], "bytes": status["log_bytes"]}
     segments = [
-        {"kind": "segments", "table_name": name, "files": table["segments"], "bytes": table["bytes"],
-         "rows": table["rows"], "oldest": table["ts_min"]}
+        {
+            "kind": "segments",
+            "table_name": name,
+            "files": table["segments"],
+            "bytes": table["bytes"],
+            "rows": table["rows"],
+            "oldest": table["ts_min"],
+        }
         for name, table in sorted(status["tables"].items())
-    ]  # fmt: skip
+    ]
     return batch_of("probing.store", [{"node": node, "ts": now_ns, **row} for row in (log, *segments)])

@@ -78,9 +78,14 @@ def _start(command: list[str], finding: bytes, variables: Mapping[str, str], tim
     signal.pthread_sigmask(signal.SIG_BLOCK, _END)
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=2, env={**os.environ, **variables}, cwd="/", start_new_session=True,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=2,
+            env={**os.environ, **variables},
+            cwd="/",
+            start_new_session=True,
             preexec_fn=_take_end,
-        )  # fmt: skip
+        )
     except OSError as e:
         _take_end()
         return [f"the command cannot be started: {e.strerror}"]

@@ -122,9 +122,15 @@ def _run(command: list[str], timeout: float) -> tuple[int, bytes, bytes]:
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         process = subprocess.Popen(
-            command, stdin=nothing, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
-            env=_ENVIRONMENT, start_new_session=True, preexec_fn=_start_nothing,
-        )  # fmt: skip
+            command,
+            stdin=nothing,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env=_ENVIRONMENT,
+            start_new_session=True,
+            preexec_fn=_start_nothing,
+        )
     except (OSError, subprocess.SubprocessError) as e:
         reason = getattr(e, "strerror", None) or type(e).__name__
         hint = "the user of the parsers (users.worker) must be able to read and execute it, and all above it"

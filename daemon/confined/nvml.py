@@ -36,8 +36,18 @@ MEMORY_BYTES = 8 << 30
 CPU_SECONDS = 86_400
 # The driver opens these to read and write, and controls them by ioctl.
 _DEVICES = ("/dev/nvidiactl", "/dev/nvidia[0-9]*", "/dev/nvidia-caps", "/dev/nvidia-nvswitch*")
-_READABLE = ("/proc/driver/nvidia", "/proc/devices", "/proc/modules", "/proc/self", "/sys/bus", "/sys/class",
-             "/sys/devices", "/sys/module/nvidia", "/etc/nvidia", "/run/nvidia")  # fmt: skip
+_READABLE = (
+    "/proc/driver/nvidia",
+    "/proc/devices",
+    "/proc/modules",
+    "/proc/self",
+    "/sys/bus",
+    "/sys/class",
+    "/sys/devices",
+    "/sys/module/nvidia",
+    "/etc/nvidia",
+    "/run/nvidia",
+)
 
 
 def main() -> int:
@@ -82,9 +92,7 @@ def _poll(channel: Channel, sending: threading.Lock, snapshots: Snapshots, heade
     return True
 
 
-def _give_up(
-    channel: Channel, sending: threading.Lock, snapshots: Snapshots, running: Running, seconds: float
-) -> None:
+def _give_up(channel: Channel, sending: threading.Lock, snapshots: Snapshots, running: Running, seconds: float) -> None:
     with suppress(Exception):
         hung = {"call": running.name, "device": running.device.partition(" ")[0], "seconds": round(seconds, 1)}
         with sending:

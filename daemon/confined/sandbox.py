@@ -36,10 +36,20 @@ _NET_RIGHTS = {4: 0b11}
 _SCOPES = {6: 0b11}
 MAX_DESCRIPTORS = 4096
 _SYSTEM_PATHS = (
-    "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/urandom",
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/dev/null",
+    "/dev/urandom",
     # DuckDB 2.0.0 ends with an internal error when it sees the limits of its cgroup and cannot open them.
-    "/proc/self/cgroup", "/sys/fs/cgroup", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu",
-)  # fmt: skip
+    "/proc/self/cgroup",
+    "/sys/fs/cgroup",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/sys/devices/system/cpu",
+)
 
 NICENESS = 10
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}

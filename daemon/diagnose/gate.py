@@ -62,9 +62,20 @@ def _jobs(batch: pa.RecordBatch) -> list[JobNow]:
     which = np.array([index[key] for key in names], np.intp)
     column = {
         name: integers(batch.column(name))
-        for name in ("pid", "start_ns", "last_call", "last_done", "longest_gap_ns", "attached", "ended", "exit_code",
-                     "signal", "world_size", "calls")
-    }  # fmt: skip
+        for name in (
+            "pid",
+            "start_ns",
+            "last_call",
+            "last_done",
+            "longest_gap_ns",
+            "attached",
+            "ended",
+            "exit_code",
+            "signal",
+            "world_size",
+            "calls",
+        )
+    }
     # The rows of a process, one a communicator, follow each other.
     first = (np.diff(column["pid"], prepend=-1) != 0) | (np.diff(column["start_ns"], prepend=-1) != 0)
     over = column["ended"] >= 0
@@ -84,11 +95,20 @@ def _jobs(batch: pa.RecordBatch) -> list[JobNow]:
     now = int(integers(batch.column("ts"))[0])
     return [
         JobNow(
-            str(job), str(run), now, _known(newest[at]), _known(gaps[at]), living[at], ended[at], failed[at],
-            late[at] > 0, max(sizes[at], 0), calls[at],
+            str(job),
+            str(run),
+            now,
+            _known(newest[at]),
+            _known(gaps[at]),
+            living[at],
+            ended[at],
+            failed[at],
+            late[at] > 0,
+            max(sizes[at], 0),
+            calls[at],
         )
         for (job, run), at in index.items()
-    ]  # fmt: skip
+    ]
 
 
 def _most(which: npt.NDArray[np.intp], groups: int, values: _Ints) -> Sequence[int]:

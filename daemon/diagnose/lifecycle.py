@@ -105,9 +105,7 @@ class JobFindings:
         events = [event for name, f in found.items() for event in self._found(name, f, look)]
         self._doubtful = found.keys() - self._open.keys()
         # What is a note without stacks may be a finding with them.
-        self._noted = not look.deep and any(
-            f.severity == NOTE and f.verdict.group != _HARDWARE for f in look.findings
-        )
+        self._noted = not look.deep and any(f.severity == NOTE and f.verdict.group != _HARDWARE for f in look.findings)
         for name in [name for name in self._open if name not in found]:
             events += self._missed(name, look)
         return events

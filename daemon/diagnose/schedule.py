@@ -115,9 +115,16 @@ class Schedule:
         return at if urgent else max(at, self._not_before), look
 
     def looked(
-        self, look: Look, now: float, took: float, *, doubtful: bool, found: bool, explained: bool = False,
+        self,
+        look: Look,
+        now: float,
+        took: float,
+        *,
+        doubtful: bool,
+        found: bool,
+        explained: bool = False,
         ripens_s: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Plans the next look. ``took``: seconds of this one; ``doubtful``: a second one has to confirm what it found;
         ``found``: a finding is open; ``explained``: it has its stacks, and nothing else is found; ``ripens_s``: how
         soon a wait that was too short to judge lasts long enough."""

@@ -187,8 +187,12 @@ class JobWatch:
             problems.append(f"{self._left_out} jobs are not watched: more than {MAX_JOBS} run")
         detail = f"{_count(len(watched), 'job')}, {_count(found, 'open finding')}"
         return SourceState(
-            "diagnose", "degraded" if problems else "running", first_of(problems), self._outbox.stored,
-            self._outbox.lost, detail,
+            "diagnose",
+            "degraded" if problems else "running",
+            first_of(problems),
+            self._outbox.stored,
+            self._outbox.lost,
+            detail,
         )
 
     def watches(self, job: str, run: str) -> bool:
@@ -358,9 +362,14 @@ class JobWatch:
         now = self._clocks.mono()
         took = now - looking.began
         one.schedule.looked(
-            looking.look, now, took, doubtful=findings.doubtful, found=findings.open > 0, explained=findings.explained,
+            looking.look,
+            now,
+            took,
+            doubtful=findings.doubtful,
+            found=findings.open > 0,
+            explained=findings.explained,
             ripens_s=None if ripens_ns is None else ripens_ns / 1e9,
-        )  # fmt: skip
+        )
 
     def _judge(self, one: _Watched, deep: bool, facts: Facts) -> int | None:
         """Emits what the rules find. Returns ``Diagnosis.ripens_ns``."""

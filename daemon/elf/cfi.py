@@ -24,8 +24,15 @@ _MAX_CIES = 1024
 _MASK = (1 << 64) - 1
 # Pointer encodings (DW_EH_PE_*): the low half is the format, the high half the base.
 _PCREL, _DATAREL, _INDIRECT, _OMIT = 0x10, 0x30, 0x80, 0xFF
-_FORMATS = {0x00: (8, False), 0x02: (2, False), 0x03: (4, False), 0x04: (8, False), 0x0A: (2, True), 0x0B: (4, True),
-            0x0C: (8, True)}  # fmt: skip
+_FORMATS = {
+    0x00: (8, False),
+    0x02: (2, False),
+    0x03: (4, False),
+    0x04: (8, False),
+    0x0A: (2, True),
+    0x0B: (4, True),
+    0x0C: (8, True),
+}
 
 
 @dataclass(frozen=True, slots=True)

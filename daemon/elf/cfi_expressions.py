@@ -15,8 +15,17 @@ _MAX_STEPS = 512
 _MAX_DEPTH = 64
 _MASK = (1 << 64) - 1
 
-_FIXED = {0x08: (1, False), 0x09: (1, True), 0x0A: (2, False), 0x0B: (2, True), 0x0C: (4, False), 0x0D: (4, True),
-          0x0E: (8, False), 0x0F: (8, True), 0x03: (8, False)}  # fmt: skip
+_FIXED = {
+    0x08: (1, False),
+    0x09: (1, True),
+    0x0A: (2, False),
+    0x0B: (2, True),
+    0x0C: (4, False),
+    0x0D: (4, True),
+    0x0E: (8, False),
+    0x0F: (8, True),
+    0x03: (8, False),
+}
 
 
 class Cursor:

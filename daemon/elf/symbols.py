@@ -69,9 +69,7 @@ def matching_symbols(elf: Elf, patterns: Sequence[str]) -> list[Symbol]:
     found = _search(elf, SHT_DYNSYM, {pattern: _parts(pattern) for pattern in patterns})
     exported = {_class_of(pattern) for pattern in found} - {""}
     absent = {
-        pattern: _parts(pattern)
-        for pattern in patterns
-        if pattern not in found and _class_of(pattern) not in exported
+        pattern: _parts(pattern) for pattern in patterns if pattern not in found and _class_of(pattern) not in exported
     }
     if absent:
         found |= _search(elf, SHT_SYMTAB, absent)

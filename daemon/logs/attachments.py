@@ -46,9 +46,7 @@ class Attachments:
     ``symbols`` finds symbols by name in the file at a descriptor. ``fuse``: also in files of FUSE mounts.
     """
 
-    def __init__(
-        self, session: Session, readers: Readers, symbols: SymbolFinder, *, fuse: bool = False
-    ) -> None:
+    def __init__(self, session: Session, readers: Readers, symbols: SymbolFinder, *, fuse: bool = False) -> None:
         self._fuse = fuse
         self._session, self._readers, self._symbols = session, readers, symbols
         self._work: queue.SimpleQueue[tuple[ProcessKey, bool] | None] = queue.SimpleQueue()

@@ -76,11 +76,17 @@ class LogSource(Source):
         if refused is not None:
             return Refused(cls.name, refused.message)
         return cls(
-            context.session, context.processes, context.readers, symbols_by(context.parsers.stacks), context.sink,
-            context.clock, context.node, context.config.logs,
+            context.session,
+            context.processes,
+            context.readers,
+            symbols_by(context.parsers.stacks),
+            context.sink,
+            context.clock,
+            context.node,
+            context.config.logs,
             enabled=lambda process: bool(context.settings.value("logs.enabled", process)),
             fuse=context.config.probes.fuse,
-        )  # fmt: skip
+        )
 
     def start(self) -> None:
         self._attachments.start()
@@ -187,12 +193,20 @@ class LogSource(Source):
                 continue
             rows.append(
                 {
-                    "node": self._node, "ts": mono_ns + pair.mono_to_utc_ns, "job": who.job, "run": who.run,
-                    "pid": who.pid, "start_ns": who.start_ns, "tid": writer.tid, "rank": who.rank,
-                    "stream": STREAMS.get(writer.fd), "kind": kind, "line": shown(text, self._line_bytes),
+                    "node": self._node,
+                    "ts": mono_ns + pair.mono_to_utc_ns,
+                    "job": who.job,
+                    "run": who.run,
+                    "pid": who.pid,
+                    "start_ns": who.start_ns,
+                    "tid": writer.tid,
+                    "rank": who.rank,
+                    "stream": STREAMS.get(writer.fd),
+                    "kind": kind,
+                    "line": shown(text, self._line_bytes),
                     "suppressed": suppressed,
                 }
-            )  # fmt: skip
+            )
         return rows
 
 

@@ -179,11 +179,21 @@ class JobProgress(Source):
         if who is None or not process.trains:
             return
         own = {
-            "node": self._node, "ts": pair.real_ns, "job": who.job, "run": who.run, "pid": key.pid,
-            "start_ns": key.start_ns, "rank": who.rank, "world_size": who.world_size, "calls": 0,
-            "longest_gap_ns": process.longest_gap, "attached": process.attached_ns, "ended": process.ended_ns,
-            "exit_code": process.exit_code, "signal": process.signal,
-        }  # fmt: skip
+            "node": self._node,
+            "ts": pair.real_ns,
+            "job": who.job,
+            "run": who.run,
+            "pid": key.pid,
+            "start_ns": key.start_ns,
+            "rank": who.rank,
+            "world_size": who.world_size,
+            "calls": 0,
+            "longest_gap_ns": process.longest_gap,
+            "attached": process.attached_ns,
+            "ended": process.ended_ns,
+            "exit_code": process.exit_code,
+            "signal": process.signal,
+        }
         if not process.communicators:
             yield own
         for name, communicator in process.communicators.items():

@@ -39,9 +39,7 @@ class Connections:
     closes all after ``idle_s`` seconds without use.
     """
 
-    def __init__(
-        self, path: str, size: int, name: str, idle_s: float | None = None, *, at_once: bool = True
-    ) -> None:
+    def __init__(self, path: str, size: int, name: str, idle_s: float | None = None, *, at_once: bool = True) -> None:
         self._path = path
         self._size = size
         self._name = name

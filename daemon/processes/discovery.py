@@ -67,10 +67,20 @@ class Discovery:
         # Over the registry, except for reads of one process.
         self._known = threading.Lock()
         self._identification = Identification(
-            readers, sink, clock, announcer, self._registry, self._known, self._lineage,
-            python_version=python_version, backends=backends, cgroup=cgroup,
-            own=own, rescan_s=rescan_s, grace_s=grace_s,
-        )  # fmt: skip
+            readers,
+            sink,
+            clock,
+            announcer,
+            self._registry,
+            self._known,
+            self._lineage,
+            python_version=python_version,
+            backends=backends,
+            cgroup=cgroup,
+            own=own,
+            rescan_s=rescan_s,
+            grace_s=grace_s,
+        )
 
     def start(self) -> None:
         """Begin with a scan of all processes; ``scanned`` waits for its end."""

@@ -28,9 +28,7 @@ class ParserPool:
     they are started for a file, and end after ``idle_s`` seconds without use.
     """
 
-    def __init__(
-        self, socket_path: str, size: int = 1, *, idle_s: float | None = None, at_once: bool = True
-    ) -> None:
+    def __init__(self, socket_path: str, size: int = 1, *, idle_s: float | None = None, at_once: bool = True) -> None:
         self._pool = Connections(socket_path, size, "parser", idle_s, at_once=at_once)
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[Any, ...], dict[str, Any] | UnsupportedTarget] = OrderedDict()

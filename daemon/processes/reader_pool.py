@@ -128,9 +128,7 @@ class ReaderPool:
         self._pool.release(channel)
         return answer
 
-    def _request(
-        self, channel: Channel, header: dict[str, Any], deadline: float, patience: float | None
-    ) -> Message:
+    def _request(self, channel: Channel, header: dict[str, Any], deadline: float, patience: float | None) -> Message:
         channel.send(header)
         readable = select.poll()
         readable.register(channel.fileno(), select.POLLIN)

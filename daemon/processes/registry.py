@@ -46,8 +46,7 @@ class Process:
 
 
 class Registry:
-    """Not safe for two threads at once, except ``get`` and ``newest``. Start times count from the boot ``boot_id``.
-    """
+    """Not safe for two threads at once, except ``get`` and ``newest``. Start times count from the boot ``boot_id``."""
 
     def __init__(self, node: str, boot_id: str) -> None:
         self._node = node
@@ -213,18 +212,30 @@ class Registry:
         ranks = (ranks_of(facts.environ) or self._ranks_seen(key)) if role == "trainer" else None
         job, run = self._job_and_run(facts, role, assigned, ranks, container, pod)
         identity = Identity(
-            facts.pid, facts.start_ns, job.name, run, role,
+            facts.pid,
+            facts.start_ns,
+            job.name,
+            run,
+            role,
             *((ranks.rank, ranks.local_rank, ranks.world_size, ranks.node_rank) if ranks else ()),
-        )  # fmt: skip
+        )
         if before is not None and before.identity == identity:
             before.facts = facts
             return None
         restored = self._dead.get(key)
         process = Process(
-            facts, identity, job.source, ranks, container, pod, command_text(facts.cmdline), self._python(facts),
-            before.backends if before else set(), started=before is not None or key in self._restored,
+            facts,
+            identity,
+            job.source,
+            ranks,
+            container,
+            pod,
+            command_text(facts.cmdline),
+            self._python(facts),
+            before.backends if before else set(),
+            started=before is not None or key in self._restored,
             published=restored is not None and restored.identity == identity,
-        )  # fmt: skip
+        )
         self._watched[key] = self._newest[key[0]] = process
         self._dead.pop(key, None)
         return process

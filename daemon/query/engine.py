@@ -127,9 +127,14 @@ class Engine:
         error: ProbingError | None = None
         warnings: tuple[str, ...] = ()
         items = self.run_all(
-            [sql], timeout=timeout, max_bytes=max_bytes, cancelled=cancelled, progress=progress, caller=caller,
+            [sql],
+            timeout=timeout,
+            max_bytes=max_bytes,
+            cancelled=cancelled,
+            progress=progress,
+            caller=caller,
             resting=resting,
-        )  # fmt: skip
+        )
         with closing(items):
             for item in items:
                 if isinstance(item, StatementEnd):

@@ -125,9 +125,7 @@ class Database:
             names = (*self._job.segments, *self._job.live)
             self._instance.release(connection, {name.partition(".")[0] for name in names})
 
-    def answer(
-        self, sql: str, send: Callable[[memoryview], None], tell: Callable[[float], None] | None = None
-    ) -> int:
+    def answer(self, sql: str, send: Callable[[memoryview], None], tell: Callable[[float], None] | None = None) -> int:
         """Sends the answer to ``sql`` through ``send``, without segments that cannot be read; returns its rows.
 
         ``tell`` gets the fraction of the work that is done, if the job wants progress: in another thread, before

@@ -18,9 +18,7 @@ ALL_ROWS = (1 << 62) - 1
 _KEPT = ("joins", "laterals", "sample")
 
 
-def limit_to_jobs(
-    tables: Iterable[tuple[exp.Table, str]], known: Mapping[str, Table], jobs: Collection[str]
-) -> None:
+def limit_to_jobs(tables: Iterable[tuple[exp.Table, str]], known: Mapping[str, Table], jobs: Collection[str]) -> None:
     """Changes the query of ``tables``, which are all places where it names a table, with the table's name.
 
     Raises QueryRejected for a table whose rows do not say to which job they belong.

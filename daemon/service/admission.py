@@ -60,9 +60,7 @@ class CallAdmission:
     """Runs calls in threads. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._shares = {
-            (kind, name): _Share(kind, name) for kind in CallKind for name in ("root", "unix", "tcp")
-        }  # fmt: skip
+        self._shares = {(kind, name): _Share(kind, name) for kind in CallKind for name in ("root", "unix", "tcp")}
 
     @property
     def counts(self) -> dict[str, int]:

@@ -24,9 +24,19 @@ def _config_scope(request: Any) -> Scope:
 
 # Calls of Arrow Flight. It has nothing that changes anything.
 FLIGHT = frozenset(
-    ("Handshake", "ListFlights", "GetFlightInfo", "PollFlightInfo", "GetSchema", "DoGet", "DoPut", "DoExchange",
-     "DoAction", "ListActions")
-)  # fmt: skip
+    (
+        "Handshake",
+        "ListFlights",
+        "GetFlightInfo",
+        "PollFlightInfo",
+        "GetSchema",
+        "DoGet",
+        "DoPut",
+        "DoExchange",
+        "DoAction",
+        "ListActions",
+    )
+)
 # The scope that each call needs; those of parts of a Preflight are decided with the part.
 RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Query": Scope.READ,

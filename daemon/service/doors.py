@@ -28,9 +28,13 @@ class Doors(NamedTuple):
         for key, address in (("listen", config.listen), ("http", config.http)):
             if address:
                 check_listen(
-                    address, token_file=config.token_file, insecure=config.insecure, tls=bool(config.tls.cert),
-                    client_ca=bool(config.tls.client_ca), key=key,
-                )  # fmt: skip
+                    address,
+                    token_file=config.token_file,
+                    insecure=config.insecure,
+                    tls=bool(config.tls.cert),
+                    client_ca=bool(config.tls.client_ca),
+                    key=key,
+                )
         tcp = bool(config.listen or config.http)
         tls = Tls(config.tls if tcp else TlsConfig())
         tokens, audit = Tokens(config.token_file if tcp else ""), Audit()

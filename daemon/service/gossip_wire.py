@@ -37,9 +37,7 @@ def message_of(sent: pb.GossipMessage, *, local: bool = False) -> Message:
     return Message(
         _record(sent.sender, local),
         sent.wall_ns,
-        tuple(
-            Update.of(_record(u.record, local), Claim(u.claim), min(u.since_s, 1 << 40)) for u in sent.updates
-        ),
+        tuple(Update.of(_record(u.record, local), Claim(u.claim), min(u.since_s, 1 << 40)) for u in sent.updates),
         tuple(sent.digests) if len(sent.digests) == BUCKETS else (),
         tuple(sent.buckets),
         tuple(sent.marks),
@@ -51,9 +49,15 @@ def message_of(sent: pb.GossipMessage, *, local: bool = False) -> Message:
 
 def _packed_record(record: Record) -> pb.MemberRecord:
     return pb.MemberRecord(
-        name=record.name, address=record.address, incarnation=record.incarnation, uid=record.uid,
-        labels=dict(record.labels), jobs=record.jobs, version=record.version, engine=record.engine,
-    )  # fmt: skip
+        name=record.name,
+        address=record.address,
+        incarnation=record.incarnation,
+        uid=record.uid,
+        labels=dict(record.labels),
+        jobs=record.jobs,
+        version=record.version,
+        engine=record.engine,
+    )
 
 
 def _record(sent: pb.MemberRecord, local: bool) -> Record:

@@ -25,8 +25,17 @@ EACH = 16
 # Pause where the process has no descriptor left, s.
 PAUSE_S = 1.0
 # OpenSSL's reasons for bytes that are no TLS.
-_PLAIN = frozenset(("HTTP_REQUEST", "WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG",
-                    "UNEXPECTED_MESSAGE", "BAD_RECORD_TYPE", "RECORD_LAYER_FAILURE"))  # fmt: skip
+_PLAIN = frozenset(
+    (
+        "HTTP_REQUEST",
+        "WRONG_VERSION_NUMBER",
+        "UNKNOWN_PROTOCOL",
+        "PACKET_LENGTH_TOO_LONG",
+        "UNEXPECTED_MESSAGE",
+        "BAD_RECORD_TYPE",
+        "RECORD_LAYER_FAILURE",
+    )
+)
 # Python 3.10 does not wait for the other end's farewell.
 _SHUTDOWN: dict[str, Any] = {"ssl_shutdown_timeout": SHUTDOWN_S} if sys.version_info >= (3, 11) else {}
 _log = logging.getLogger(__name__)
@@ -86,9 +95,12 @@ class Handshakes:
     async def _shake(self, sock: socket.socket, host: str) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._make, sock, ssl=self._tls.server(), ssl_handshake_timeout=HANDSHAKE_S,
+                self._make,
+                sock,
+                ssl=self._tls.server(),
+                ssl_handshake_timeout=HANDSHAKE_S,
                 **_SHUTDOWN,
-            )  # fmt: skip
+            )
         except (OSError, ValueError) as e:
             self._audit.refused(Caller(self._name, host), "TLS", _why(e))
             sock.close()

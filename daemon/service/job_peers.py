@@ -58,9 +58,7 @@ class JobPeers:
 
         self._wait(node, ask, timeout)
 
-    def _wait(
-        self, node: str, ask: Callable[[Any, Mapping[str, Any]], Awaitable[_Reply]], timeout: float
-    ) -> _Reply:
+    def _wait(self, node: str, ask: Callable[[Any, Mapping[str, Any]], Awaitable[_Reply]], timeout: float) -> _Reply:
         """Makes a call in the event loop and waits for it. Raises PeerError and NotFound."""
         address = next((one.address for one in self._membership.members() if one.name == node), "")
         if not address:

@@ -77,8 +77,12 @@ def _table_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
 def _table_doc(name: str, doc: str, live: str) -> dict[str, str | None]:
     schema, _, table = name.partition(".")
     return {
-        "table_schema": schema, "table_name": table, "description": doc, "live": live, "global_name": f"global.{name}"
-    }  # fmt: skip
+        "table_schema": schema,
+        "table_name": table,
+        "description": doc,
+        "live": live,
+        "global_name": f"global.{name}",
+    }
 
 
 def _column_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
@@ -100,9 +104,12 @@ def _column_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
 def _column_doc(table: str, column: Column) -> dict[str, str | None]:
     schema, _, name = table.partition(".")
     return {
-        "table_schema": schema, "table_name": name, "column_name": column.name, "type": str(column.plain_type),
+        "table_schema": schema,
+        "table_name": name,
+        "column_name": column.name,
+        "type": str(column.plain_type),
         "description": column.doc,
-    }  # fmt: skip
+    }
 
 
 def _sources(status: Mapping[str, Any]) -> Rows:

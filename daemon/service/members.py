@@ -65,6 +65,10 @@ def member_rows(members: Iterable[Member]) -> list[dict[str, Any]]:
 
 def packed_peer(member: Member) -> pb.Peer:
     return pb.Peer(
-        node=member.name, address=member.address, state=member.state, labels=member.labels,
-        since_ns=member.since_ns or 0, problem=member.problem,
-    )  # fmt: skip
+        node=member.name,
+        address=member.address,
+        state=member.state,
+        labels=member.labels,
+        since_ns=member.since_ns or 0,
+        problem=member.problem,
+    )

@@ -161,11 +161,20 @@ def _service(
         return [*found, *(pb.Source(**state.to_dict()) for state in (*diagnosis.sources(), *gossip.sources()))]
 
     service = NodeService(
-        node, collector, engine, server.identify, limits, gatherer=diagnosis.gatherer,
-        preflight=Late(lambda: _preflight(config, engine, outgoing)), sources=all_sources,
+        node,
+        collector,
+        engine,
+        server.identify,
+        limits,
+        gatherer=diagnosis.gatherer,
+        preflight=Late(lambda: _preflight(config, engine, outgoing)),
+        sources=all_sources,
         timed=metrics.times.call if metrics else lambda *_: None,
-        audit=doors.audit, gossip=gossip, outgoing=outgoing, take_findings=diagnosis.take,
-    )  # fmt: skip
+        audit=doors.audit,
+        gossip=gossip,
+        outgoing=outgoing,
+        take_findings=diagnosis.take,
+    )
     return service, diagnosis, metrics, gossip
 
 

@@ -159,9 +159,11 @@ class _Question:
     async def ask(self, address: str, seconds: float, attempt: int) -> tuple[str, None]:
         del attempt
         query = pb.QueryRequest(
-            sql=self._query.sql, statements=self._query.statements, timeout_ms=max(1, int(seconds * 1000)),
+            sql=self._query.sql,
+            statements=self._query.statements,
+            timeout_ms=max(1, int(seconds * 1000)),
             max_bytes=min(self._query.max_bytes or MAX_HELD, MAX_HELD),
-        )  # fmt: skip
+        )
         metadata = self._outgoing.passed_on(address, self._shown)
         held: list[int] = []
         channel = self._channels.take(address)

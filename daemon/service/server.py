@@ -129,6 +129,7 @@ class Server:
         """Returns the state of TCP for Status, if it is degraded."""
         return self._port.sources() if self._port else []
 
+
 _DIRECTORY = "its directory must exist and belong to the service's user"
 
 

@@ -129,9 +129,7 @@ class NodeService(NodeServicer):
     async def Query(self, request: pb.QueryRequest, context: Context, caller: Caller) -> None:  # noqa: N802
         await self.query(request, context, caller)
 
-    async def query(
-        self, request: pb.QueryRequest, context: Context, caller: Caller, form: Form | None = None
-    ) -> None:
+    async def query(self, request: pb.QueryRequest, context: Context, caller: Caller, form: Form | None = None) -> None:
         """Answers a Query of ``caller``, who may ask it. ``form``: the messages; those of Query if there is none."""
         await self._streams.answer(request, context, caller, form)
 

@@ -64,9 +64,7 @@ class Appender:
         """Ring positions of the last record in the log."""
         return {ring: position.copy() for ring, position in self._positions.items()}
 
-    def append(
-        self, batches: Mapping[str, Sequence[pa.RecordBatch]], positions: Positions, clock: ClockPair
-    ) -> None:
+    def append(self, batches: Mapping[str, Sequence[pa.RecordBatch]], positions: Positions, clock: ClockPair) -> None:
         """Writes one record, in full or not at all. See ``Store.append``."""
         with self._appending:
             if self._closed:

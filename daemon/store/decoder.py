@@ -188,9 +188,13 @@ class Decoder:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-m", "probing.daemon.confined.store_decoder"],
-                stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
-                env=_ENVIRONMENT, user=uid, group=gid, extra_groups=None if uid is None else (),
-            )  # fmt: skip
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=_ENVIRONMENT,
+                user=uid,
+                group=gid,
+                extra_groups=None if uid is None else (),
+            )
         self._channel = Channel(ours)
         try:
             self._channel.request({"op": "ping"}, timeout=TIMEOUT_S)

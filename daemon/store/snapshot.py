@@ -58,9 +58,7 @@ def make_snapshot(
         "node": node,
         "root": str(root),
         "tables": tables,
-        "parts": [
-            {"path": str(p.path), "length": p.length, "number": p.number, "tables": dict(p.rows)} for p in parts
-        ],
+        "parts": [{"path": str(p.path), "length": p.length, "number": p.number, "tables": dict(p.rows)} for p in parts],
     }
 
 

@@ -55,9 +55,7 @@ LAST_DELAY_S = 5.0
 class Spawner:
     """Starts processes. ``programs``: arguments of Python, by kind."""
 
-    def __init__(
-        self, rights: RightsTable, config: Config, programs: Mapping[str, Sequence[str]] = PROGRAMS
-    ) -> None:
+    def __init__(self, rights: RightsTable, config: Config, programs: Mapping[str, Sequence[str]] = PROGRAMS) -> None:
         self._rights = rights
         self.configure(config)
         self._programs = programs

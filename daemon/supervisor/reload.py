@@ -13,9 +13,17 @@ __all__ = ("FIXED", "check_reload")
 
 # What the supervisor itself has made or given away: users, sockets, directories, capabilities.
 FIXED = (
-    "instance", "state_dir", "socket", "runtime_dir", "users.collector", "users.service", "users.worker",
-    "users.group", "probes.bpffs", "probes.force_fallback",
-)  # fmt: skip
+    "instance",
+    "state_dir",
+    "socket",
+    "runtime_dir",
+    "users.collector",
+    "users.service",
+    "users.worker",
+    "users.group",
+    "probes.bpffs",
+    "probes.force_fallback",
+)
 _CHECK_S = 20.0
 
 

@@ -164,12 +164,17 @@ def render(spec: Spec, folder: Path, offsets: TaskOffsets) -> str:
         f"char {name}[{size}];" if kind == "char" else f"{kind} {name};" for name, kind, _, size in _members(spec)
     )
     prelude = _PRELUDE.format(
-        name=spec.name, members=members, pages=RING_PAGES, listed=MAX_LISTED, budget=spec.budget,
-        leader=offsets.group_leader, boottime=offsets.start_boottime,
-    )  # fmt: skip
+        name=spec.name,
+        members=members,
+        pages=RING_PAGES,
+        listed=MAX_LISTED,
+        budget=spec.budget,
+        leader=offsets.group_leader,
+        boottime=offsets.start_boottime,
+    )
     # Before the user's text: bcc inserts the struct of a tracepoint in front of the entry that takes it.
     calls = "".join(_entry(spec, i, place) for i, place in enumerate(spec.attach))
-    return f'{prelude}{calls}#line 1 {json.dumps(f"{folder / spec.name}.c")}\n{spec.code}\n'
+    return f"{prelude}{calls}#line 1 {json.dumps(f'{folder / spec.name}.c')}\n{spec.code}\n"
 
 
 def _entry(spec: Spec, index: int, place: Attach) -> str:

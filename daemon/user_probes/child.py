@@ -98,9 +98,20 @@ def _verified(code: bytes, kind: int, attach_type: int) -> int:
     log = ctypes.create_string_buffer(MAX_LOG)
     # union bpf_attr of BPF_PROG_LOAD, include/uapi/linux/bpf.h.
     attributes = struct.pack(
-        "<IIQQIIQII16sII", kind, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(text),
-        1, len(log), ctypes.addressof(log), 0, 0, b"", 0, attach_type,
-    )  # fmt: skip
+        "<IIQQIIQII16sII",
+        kind,
+        len(code) // 8,
+        ctypes.addressof(instructions),
+        ctypes.addressof(text),
+        1,
+        len(log),
+        ctypes.addressof(log),
+        0,
+        0,
+        b"",
+        0,
+        attach_type,
+    )
     fd = int(libc.syscall(_BPF[platform.machine()], _PROG_LOAD, attributes, len(attributes)))
     if fd < 0:
         number = ctypes.get_errno()

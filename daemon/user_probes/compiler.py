@@ -57,9 +57,12 @@ def load(
         try:
             # -I: neither the environment nor the working directory may change what is imported.
             process = subprocess.Popen(
-                [python, "-I", str(_CHILD)], stdin=theirs.fileno(), stdout=subprocess.DEVNULL, cwd="/",
+                [python, "-I", str(_CHILD)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                cwd="/",
                 env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TMPDIR": str(scratch)},
-            )  # fmt: skip
+            )
         except OSError as e:
             raise PrivilegeError(f"{python} cannot be run: {e.strerror}", hint=_NO_BCC) from e
         finally:

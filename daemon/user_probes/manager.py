@@ -116,10 +116,17 @@ class UserProbes(Source):
     @classmethod
     def make(cls, context: Context) -> UserProbes:
         return cls(
-            Path(context.config.probes.user_dir), context.find(UserTables), context.sink, context.processes,
-            context.readers, symbols_by(context.parsers.stacks), context.node, context.clock,
-            multi=context.session.features.uprobe_multi, fuse=context.config.probes.fuse,
-        )  # fmt: skip
+            Path(context.config.probes.user_dir),
+            context.find(UserTables),
+            context.sink,
+            context.processes,
+            context.readers,
+            symbols_by(context.parsers.stacks),
+            context.node,
+            context.clock,
+            multi=context.session.features.uprobe_multi,
+            fuse=context.config.probes.fuse,
+        )
 
     def start(self) -> None:
         """Returns at once; probes are loaded one after the other, and a wrong one is ``degraded``."""
@@ -172,8 +179,7 @@ class UserProbes(Source):
 
     def states(self, totals: Totals) -> list[SourceState]:
         return [
-            SourceState(p.name, p.state, p.reason, totals.rows.get(p.table, 0), p.lost, p.detail)
-            for p in self.probes()
+            SourceState(p.name, p.state, p.reason, totals.rows.get(p.table, 0), p.lost, p.detail) for p in self.probes()
         ]
 
     def probes(self) -> list[ProbeState]:

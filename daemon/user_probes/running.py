@@ -176,9 +176,7 @@ class Running:
                     raise AttachError(f"it is in {MAX_EVENTS} places already")
                 with targets.opened(who, mapping) as fd:
                     offset = targets.offset(fd, place)
-                    event = attach_function(
-                        self._programs[index], fd, offset, who.pid, place, multi=self._multi
-                    )
+                    event = attach_function(self._programs[index], fd, offset, who.pid, place, multi=self._multi)
             except (TargetError, AttachError, PrivilegeError) as e:
                 self.reasons[place.where] = e.message
                 continue

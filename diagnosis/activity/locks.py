@@ -17,10 +17,21 @@ _FUTEX = frozenset(("futex", "futex_waitv", "futex_wait"))
 _GIL = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure")
 # Functions of CPython and of glibc that take a lock.
 _LOCKS = (
-    "PyThread_acquire_lock", "acquire_timed", "rlock_acquire", "_PyMutex_Lock", "PyMutex_Lock", "_PyRecursiveMutex",
-    "_multiprocessing_SemLock_acquire", "semlock_acquire", "sem_wait", "sem_clockwait", "sem_timedwait",
-    "pthread_mutex_lock", "pthread_rwlock", "lll_lock_wait",
-)  # fmt: skip
+    "PyThread_acquire_lock",
+    "acquire_timed",
+    "rlock_acquire",
+    "_PyMutex_Lock",
+    "PyMutex_Lock",
+    "_PyRecursiveMutex",
+    "_multiprocessing_SemLock_acquire",
+    "semlock_acquire",
+    "sem_wait",
+    "sem_clockwait",
+    "sem_timedwait",
+    "pthread_mutex_lock",
+    "pthread_rwlock",
+    "lll_lock_wait",
+)
 # What a function of Python's library waits for, by the end of its file and its name.
 _PYTHON = (
     ("/threading.py", ("join", "_wait_for_tstate_lock", "_join"), "waits for another thread to end"),

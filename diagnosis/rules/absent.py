@@ -13,7 +13,9 @@ from probing.diagnosis.words import clean, exit_text, ranks_of, ranks_wait, time
 __all__ = ("VERDICTS", "ended", "find")
 
 DEAD = Verdict(
-    "rank_dead", "hang", "A rank is gone, and the others wait for it",
+    "rank_dead",
+    "hang",
+    "A rank is gone, and the others wait for it",
     "Ranks wait in an operation for a rank whose process is gone, and `rank_died` does not explain it.",
     "The operation that the others wait in, and the last state of the process.",
     "0.9; 0.7 where the end of the process was not seen.",
@@ -21,9 +23,11 @@ DEAD = Verdict(
     ("Look at the end of that rank's log, and at the kernel's log of its node.", "Restart the job."),
     ("dead_rank",),
     ("test_a_rank_that_is_gone_is_named",),
-)  # fmt: skip
+)
 UNREACHABLE = Verdict(
-    "rank_unreachable", "hang", "A rank is on a node that does not answer, and the others wait for it",
+    "rank_unreachable",
+    "hang",
+    "A rank is on a node that does not answer, and the others wait for it",
     "Ranks wait in an operation that all ranks that were seen have joined. The other members of the communicator are on"
     " nodes that did not answer.",
     "The operation, and the nodes that did not answer.",
@@ -32,7 +36,7 @@ UNREACHABLE = Verdict(
     ("Check whether the node is up and its daemon runs: `probingctl nodes`.", "Ask again with all nodes."),
     ("unreachable_node",),
     ("test_ranks_on_a_node_that_does_not_answer_are_unreachable",),
-)  # fmt: skip
+)
 VERDICTS = (DEAD, UNREACHABLE)
 
 
@@ -47,14 +51,21 @@ def find(case: Case) -> Iterator[Finding]:
             missing = doubts(case, gone, hold_up.waiters)
             seen = all(case.ranks[rank].exit is not None for rank in gone)
             yield Finding(
-                DEAD, ERROR, lowered(0.9 if seen else 0.7, missing),
+                DEAD,
+                ERROR,
+                lowered(0.9 if seen else 0.7, missing),
                 f"{names} {'is' if len(gone) == 1 else 'are'} gone: {ranks_wait(hold_up.victims)} for"
                 f" {time_text(hold_up.age_ns)}",
-                tuple(case.culprit(rank) for rank in gone), hold_up.victims, hold_up.since_ns,
+                tuple(case.culprit(rank) for rank in gone),
+                hold_up.victims,
+                hold_up.since_ns,
                 f"{hold_up.edge.comm} {hold_up.edge.seq}",
                 (f"{ranks_wait(hold_up.waiters)} in {call}", *(_state(case, rank) for rank in gone)),
-                tuple(missing), (DEAD.refuted_by,), DEAD.next_steps, case.stacks((), hold_up.waiters),
-            )  # fmt: skip
+                tuple(missing),
+                (DEAD.refuted_by,),
+                DEAD.next_steps,
+                case.stacks((), hold_up.waiters),
+            )
     for place in unseen(case):
         yield from _unreachable(case, place)
 
@@ -84,9 +95,17 @@ def _unreachable(case: Case, place: Unseen) -> Iterator[Finding]:
     )
     missing = doubts(case, (), place.waiters)
     yield Finding(
-        UNREACHABLE, ERROR, lowered(0.7, missing[1:]),
-        f"{names} cannot be reached: {ranks_wait(place.victims)} for {time_text(place.age_ns)}", culprits,
-        place.victims, place.since_ns, f"{place.comm} {place.number}",
-        (place.text, *(clean(m.text) for m in silent)), tuple(missing),
-        (UNREACHABLE.refuted_by,), UNREACHABLE.next_steps, case.stacks((), place.waiters),
-    )  # fmt: skip
+        UNREACHABLE,
+        ERROR,
+        lowered(0.7, missing[1:]),
+        f"{names} cannot be reached: {ranks_wait(place.victims)} for {time_text(place.age_ns)}",
+        culprits,
+        place.victims,
+        place.since_ns,
+        f"{place.comm} {place.number}",
+        (place.text, *(clean(m.text) for m in silent)),
+        tuple(missing),
+        (UNREACHABLE.refuted_by,),
+        UNREACHABLE.next_steps,
+        case.stacks((), place.waiters),
+    )

@@ -79,9 +79,7 @@ def _reports(case: Case) -> dict[str, list[_Report]]:
                 seen = one.ts_ns if one.source == "probe" else None
                 t_ns = case.time(rank.rank, seen) if seen is not None else None
                 error = clean(one.async_error) if one.async_error else None
-                report = _Report(
-                    rank.rank, t_ns, error, aborted, one.state != "failed", one.source == "ras"
-                )
+                report = _Report(rank.rank, t_ns, error, aborted, one.state != "failed", one.source == "ras")
                 found.setdefault(one.comm, {}).setdefault(rank.rank, report)
     return {comm: sorted(own.values(), key=lambda r: (r.t_ns is None, r.t_ns or 0)) for comm, own in found.items()}
 

@@ -16,17 +16,21 @@ __all__ = ("VERDICTS", "find")
 _MOST_EDGES = 8
 
 DEADLOCK = Verdict(
-    "deadlock", "hang", "Ranks wait for each other in a cycle",
+    "deadlock",
+    "hang",
+    "Ranks wait for each other in a cycle",
     "The wait-for graph (a rank, the operation that it waits in, the ranks that have not joined it) has a cycle. If"
     " most ranks of the cycle wait in one operation, the others are named; else all of them.",
     "The cycle: who waits in which operation for whom.",
     "0.95; less where operations were lost or only stacks show the operations.",
     "An operation of the cycle that all of its ranks have called.",
-    ("Let all ranks call the collectives of different groups in one order.",
-     "Compare the stacks of two ranks of the cycle: the order of their calls differs there."),
+    (
+        "Let all ranks call the collectives of different groups in one order.",
+        "Compare the stacks of two ranks of the cycle: the order of their calls differs there.",
+    ),
     ("branch",),
     ("test_two_groups_in_opposite_order_are_a_deadlock", "test_a_ring_of_sends_is_a_deadlock"),
-)  # fmt: skip
+)
 VERDICTS = (DEADLOCK,)
 
 
@@ -51,13 +55,20 @@ def _finding(case: Case, component: tuple[int, ...]) -> Finding:
     all_ = ranks_of(component) if odd == component else f"{case.who(odd)} and {ranks_of(most)}"
     tail = f"; {ranks_wait(victims)} too" if victims and odd == component else ""
     return Finding(
-        DEADLOCK, ERROR, lowered(0.95, missing),
+        DEADLOCK,
+        ERROR,
+        lowered(0.95, missing),
         f"{all_} wait for each other for {time_text(wait.age_ns)}: {through}{tail}",
-        tuple(_culprit(case, rank) for rank in odd), victims, wait.since_ns,
+        tuple(_culprit(case, rank) for rank in odd),
+        victims,
+        wait.since_ns,
         " ".join(sorted({str(case.graph.waits[rank].comm) for rank in component})),
-        tuple(edge_text(case, edge) for edge in cycle[:_MOST_EDGES]), tuple(missing), (DEADLOCK.refuted_by,),
-        DEADLOCK.next_steps, case.stacks(odd, victims),
-    )  # fmt: skip
+        tuple(edge_text(case, edge) for edge in cycle[:_MOST_EDGES]),
+        tuple(missing),
+        (DEADLOCK.refuted_by,),
+        DEADLOCK.next_steps,
+        case.stacks(odd, victims),
+    )
 
 
 def _culprit(case: Case, rank: int) -> Culprit:

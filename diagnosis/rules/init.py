@@ -17,17 +17,21 @@ __all__ = ("VERDICTS", "find")
 _MOST_NAMED = 4
 
 INIT_STUCK = Verdict(
-    "init_stuck", "hang", "Ranks are stuck in the creation of a communicator",
+    "init_stuck",
+    "hang",
+    "Ranks are stuck in the creation of a communicator",
     "Ranks wait in init_process_group, new_group, a store or ncclCommInit. The ranks that are elsewhere are named."
     " Ranks without a process that was seen are reported, too.",
     "Which ranks wait there, which do not, and what the latter do.",
     "0.8; 0.5 if all known ranks wait, so that it is not known for which rank.",
     "The named rank's call of the same function, or a rank that was not seen.",
-    ("Check that as many processes run as WORLD_SIZE says, with one MASTER_ADDR and MASTER_PORT.",
-     "Look at what the named ranks do before they reach init_process_group."),
+    (
+        "Check that as many processes run as WORLD_SIZE says, with one MASTER_ADDR and MASTER_PORT.",
+        "Look at what the named ranks do before they reach init_process_group.",
+    ),
     ("nccl_timeout", "bad_ranks"),
     ("test_the_rank_that_has_not_come_to_init_is_named", "test_a_world_that_is_not_whole_waits_in_init"),
-)  # fmt: skip
+)
 VERDICTS = (INIT_STUCK,)
 
 
@@ -70,11 +74,20 @@ def _finding(case: Case, waiting: list[int], late: list[int], absent: list[int])
     evidence = [f"{head}{f', called from {place}' if place else ''}", *silent]
     evidence += [line for rank in late[:_MOST_NAMED] for line in case.activity(rank).evidence]
     return Finding(
-        INIT_STUCK, ERROR, lowered(0.8 if late or absent else 0.5, missing), sentence,
-        tuple(case.culprit(rank) for rank in late), tuple(waiting),
-        wait.since_ns, INIT, tuple(evidence), tuple(missing),
-        (INIT_STUCK.refuted_by,), (*steps, *INIT_STUCK.next_steps), case.stacks(late, waiting),
-    )  # fmt: skip
+        INIT_STUCK,
+        ERROR,
+        lowered(0.8 if late or absent else 0.5, missing),
+        sentence,
+        tuple(case.culprit(rank) for rank in late),
+        tuple(waiting),
+        wait.since_ns,
+        INIT,
+        tuple(evidence),
+        tuple(missing),
+        (INIT_STUCK.refuted_by,),
+        (*steps, *INIT_STUCK.next_steps),
+        case.stacks(late, waiting),
+    )
 
 
 def _call(case: Case, waiting: list[int]) -> str:

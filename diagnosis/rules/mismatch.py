@@ -22,37 +22,60 @@ _TWO_MEANINGS = "The names of the calls of all ranks at that number, which are e
 
 _MISMATCHES = {
     "operation": Verdict(
-        "operation_mismatch", "hang", "Ranks call different collectives",
-        _RULE.format(differ="call collectives of different names or reductions"), _EVIDENCE, _CONFIDENCE,
+        "operation_mismatch",
+        "hang",
+        "Ranks call different collectives",
+        _RULE.format(differ="call collectives of different names or reductions"),
+        _EVIDENCE,
+        _CONFIDENCE,
         _TWO_MEANINGS,
-        ("Compare the branch that the named rank took with that of the others: its stack names the line.",
-         "Look for loops whose length depends on the rank's data or on time."),
+        (
+            "Compare the branch that the named rank took with that of the others: its stack names the line.",
+            "Look for loops whose length depends on the rank's data or on time.",
+        ),
         ("branch", "uneven_data"),
         ("test_rank_0_alone_broadcasts", "test_one_batch_less_is_a_barrier_among_all_reduces"),
     ),
     "size": Verdict(
-        "size_mismatch", "hang", "Ranks call a collective with different sizes",
-        _RULE.format(differ="contribute different numbers of elements"), _EVIDENCE, _CONFIDENCE, _TWO_MEANINGS,
-        ("Print the shape of the tensor on the named rank before the call.",
-         "Look for a last batch that is smaller, or for a model that differs."),
+        "size_mismatch",
+        "hang",
+        "Ranks call a collective with different sizes",
+        _RULE.format(differ="contribute different numbers of elements"),
+        _EVIDENCE,
+        _CONFIDENCE,
+        _TWO_MEANINGS,
+        (
+            "Print the shape of the tensor on the named rank before the call.",
+            "Look for a last batch that is smaller, or for a model that differs.",
+        ),
         ("branch",),
         ("test_sizes_that_differ_name_the_smaller_part",),
     ),
     "dtype": Verdict(
-        "dtype_mismatch", "hang", "Ranks call a collective with different types",
-        _RULE.format(differ="use different element types"), _EVIDENCE, _CONFIDENCE, _TWO_MEANINGS,
+        "dtype_mismatch",
+        "hang",
+        "Ranks call a collective with different types",
+        _RULE.format(differ="use different element types"),
+        _EVIDENCE,
+        _CONFIDENCE,
+        _TWO_MEANINGS,
         ("Compare the precision that the ranks set (autocast, .half(), default dtype).",),
         ("branch",),
         ("test_types_that_differ_name_the_smaller_part",),
     ),
     "root": Verdict(
-        "root_mismatch", "hang", "Ranks call a collective with different roots",
-        _RULE.format(differ="name different roots"), _EVIDENCE, _CONFIDENCE, _TWO_MEANINGS,
+        "root_mismatch",
+        "hang",
+        "Ranks call a collective with different roots",
+        _RULE.format(differ="name different roots"),
+        _EVIDENCE,
+        _CONFIDENCE,
+        _TWO_MEANINGS,
         ("Look for a src or dst that depends on the rank.",),
         ("branch",),
         ("test_roots_that_differ_name_the_smaller_part",),
     ),
-}  # fmt: skip
+}
 VERDICTS = tuple(_MISMATCHES[kind] for kind in KINDS)
 
 
@@ -78,11 +101,20 @@ def _finding(case: Case, one: Disagreement) -> Finding:
     missing = doubts(case, one.odd or one.calls, one.open)
     base = 0.95 if one.odd and not one.by_pattern else 0.75 if one.odd else 0.6
     return Finding(
-        verdict, ERROR, lowered(base, missing), _sentence(case, one, wait.age_ns), culprits, victims,
-        since_ns=wait.since_ns, about=about_of(one),
-        evidence=(*_evidence(case, one),), missing=tuple(missing), refuted_by=(verdict.refuted_by,),
-        next_steps=verdict.next_steps, stacks=case.stacks(one.odd or one.votes.groups[1][1], one.votes.groups[0][1]),
-    )  # fmt: skip
+        verdict,
+        ERROR,
+        lowered(base, missing),
+        _sentence(case, one, wait.age_ns),
+        culprits,
+        victims,
+        since_ns=wait.since_ns,
+        about=about_of(one),
+        evidence=(*_evidence(case, one),),
+        missing=tuple(missing),
+        refuted_by=(verdict.refuted_by,),
+        next_steps=verdict.next_steps,
+        stacks=case.stacks(one.odd or one.votes.groups[1][1], one.votes.groups[0][1]),
+    )
 
 
 def _culprit(case: Case, one: Disagreement, rank: int) -> Culprit:

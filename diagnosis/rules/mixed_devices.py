@@ -43,9 +43,14 @@ def find(case: Case) -> Iterator[Finding]:
         for (name, size), ranks in sorted(kinds.items(), key=lambda kind: -len(kind[1]))
     ]
     yield Finding(
-        MIXED_DEVICES, NOTE, 0.9, f"the GPUs of the job differ: {', '.join(texts[:4])}", evidence=tuple(texts),
-        refuted_by=(MIXED_DEVICES.refuted_by,), next_steps=MIXED_DEVICES.next_steps,
-    )  # fmt: skip
+        MIXED_DEVICES,
+        NOTE,
+        0.9,
+        f"the GPUs of the job differ: {', '.join(texts[:4])}",
+        evidence=tuple(texts),
+        refuted_by=(MIXED_DEVICES.refuted_by,),
+        next_steps=MIXED_DEVICES.next_steps,
+    )
 
 
 def _alike(one: int, other: int) -> bool:

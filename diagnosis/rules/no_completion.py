@@ -13,18 +13,22 @@ from probing.diagnosis.words import clean, ranks_of, ranks_wait, time_text
 __all__ = ("VERDICTS", "find")
 
 NO_COMPLETION = Verdict(
-    "no_completion", "hang", "All ranks have joined an operation that does not complete",
+    "no_completion",
+    "hang",
+    "All ranks have joined an operation that does not complete",
     "All members of a communicator have called the same operation with the same arguments, and it completes on none or"
     " not on all of them.",
     "The ranks that wait, those on which it has completed, the states of the operation, and errors of the library.",
     "0.8; less if operations were lost or only stacks show the operation.",
     "A rank that has not joined, or whose arguments differ.",
-    ("Check the network between the nodes: links, counters of errors and retransmits.",
-     "On GPUs look at the kernel's log for XIDs, and at NVLink.",
-     "Take the native stacks of two ranks: `probingctl stacks --job J --native`."),
+    (
+        "Check the network between the nodes: links, counters of errors and retransmits.",
+        "On GPUs look at the kernel's log for XIDs, and at NVLink.",
+        "Take the native stacks of two ranks: `probingctl stacks --job J --native`.",
+    ),
     ("none_completes", "communicator_error"),
     ("test_all_joined_and_none_completes",),
-)  # fmt: skip
+)
 VERDICTS = (NO_COMPLETION,)
 
 
@@ -51,13 +55,21 @@ def _finding(case: Case, comm: str | None, number: int | None, ranks: list[int])
     missing = doubts(case, (), ranks)
     sure = 0.8 if all(case.graph.waits[rank].firm for rank in ranks) else 0.6
     return Finding(
-        NO_COMPLETION, ERROR, lowered(sure, missing),
+        NO_COMPLETION,
+        ERROR,
+        lowered(sure, missing),
         f"{ranks_wait(ranks)} in {call} for {time_text(wait.age_ns)}, which all ranks have joined: the network or"
         " a kernel holds it up, no rank does",
-        (), tuple(sorted({*ranks, *case.graph.victims(ranks)})), wait.since_ns,
-        f"{comm} {number}", tuple(_evidence(case, comm, number, ranks)), tuple(missing), (NO_COMPLETION.refuted_by,),
-        NO_COMPLETION.next_steps, case.stacks((), ranks),
-    )  # fmt: skip
+        (),
+        tuple(sorted({*ranks, *case.graph.victims(ranks)})),
+        wait.since_ns,
+        f"{comm} {number}",
+        tuple(_evidence(case, comm, number, ranks)),
+        tuple(missing),
+        (NO_COMPLETION.refuted_by,),
+        NO_COMPLETION.next_steps,
+        case.stacks((), ranks),
+    )
 
 
 def _evidence(case: Case, comm: str | None, number: int | None, ranks: list[int]) -> Iterator[str]:

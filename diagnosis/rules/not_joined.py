@@ -19,7 +19,9 @@ _MOST_NAMED = 4
 _MAY_NOT_END = ("gil_held", "computing")
 
 NOT_JOINED = Verdict(
-    "not_joined", "hang", "A rank has not joined an operation that the others wait in",
+    "not_joined",
+    "hang",
+    "A rank has not joined an operation that the others wait in",
     "Ranks that have not called the operation in which other members of the communicator wait, and that wait for no"
     " other rank themselves (the sinks of the wait-for graph). A rank that is stopped within the operation counts as"
     " not joined. A rank that makes progress elsewhere is named only after 6 W and 60 s.",
@@ -30,9 +32,12 @@ NOT_JOINED = Verdict(
     "The named rank's call of the operation, or an operation in which it waits for another rank.",
     ("Look at what the named rank does: `probingctl stacks --job J --native` has its whole stack.",),
     ("branch", "uneven_data", "blocked_rank", "busy_rank", "blocked_storage", "starved_loader", "nccl_timeout"),
-    ("test_the_rank_that_has_not_joined_is_named", "test_a_chain_of_groups_leads_to_the_rank_at_its_end",
-     "test_the_true_culprit_is_found_exactly"),
-)  # fmt: skip
+    (
+        "test_the_rank_that_has_not_joined_is_named",
+        "test_a_chain_of_groups_leads_to_the_rank_at_its_end",
+        "test_the_true_culprit_is_found_exactly",
+    ),
+)
 VERDICTS = (NOT_JOINED,)
 
 
@@ -89,13 +94,20 @@ def _finding(case: Case, hold_up: HoldUp, named: list[int]) -> Finding:
     edge = hold_up.edge
     call = operation_text(case, edge.comm, edge.op, edge.seq)
     return Finding(
-        NOT_JOINED, ERROR, lowered(0.95, missing),
+        NOT_JOINED,
+        ERROR,
+        lowered(0.95, missing),
         f"{subject} {verb} up {count} rank{'s' if count != 1 else ''} for {time_text(hold_up.age_ns)}: {why}",
-        tuple(case.culprit(rank) for rank in named), hold_up.victims, hold_up.since_ns,
-        f"{edge.comm} {edge.seq} {edge.op}", tuple(_evidence(case, hold_up, named)), tuple(missing),
+        tuple(case.culprit(rank) for rank in named),
+        hold_up.victims,
+        hold_up.since_ns,
+        f"{edge.comm} {edge.seq} {edge.op}",
+        tuple(_evidence(case, hold_up, named)),
+        tuple(missing),
         (f"{ranks_of(named)} in {call}, or in another operation that waits for a rank",),
-        (*steps, *NOT_JOINED.next_steps), case.stacks(named, hold_up.waiters),
-    )  # fmt: skip
+        (*steps, *NOT_JOINED.next_steps),
+        case.stacks(named, hold_up.waiters),
+    )
 
 
 def _alone(case: Case, hold_up: HoldUp, going_on: list[int]) -> Finding:
@@ -106,14 +118,20 @@ def _alone(case: Case, hold_up: HoldUp, going_on: list[int]) -> Finding:
     missing = doubts(case, going_on, alone)
     verb = "waits" if len(alone) == 1 else "wait"
     return Finding(
-        NOT_JOINED, ERROR, lowered(0.7, missing),
+        NOT_JOINED,
+        ERROR,
+        lowered(0.7, missing),
         f"{subject} {verb} alone in {call} for {time_text(hold_up.age_ns)}: {ranks_of(going_on)} go on without it",
-        tuple(_called_alone(case, rank, call) for rank in alone), (), hold_up.since_ns,
-        f"{edge.comm} {edge.seq} {edge.op}", tuple(_evidence(case, hold_up, going_on)), tuple(missing),
+        tuple(_called_alone(case, rank, call) for rank in alone),
+        (),
+        hold_up.since_ns,
+        f"{edge.comm} {edge.seq} {edge.op}",
+        tuple(_evidence(case, hold_up, going_on)),
+        tuple(missing),
         (f"a call of {call} by {ranks_of(going_on)}",),
         ("Compare the branch that the named rank took with that of the others: its stack names the line.",),
         case.stacks(alone, going_on),
-    )  # fmt: skip
+    )
 
 
 def _called_alone(case: Case, rank: int, call: str) -> Culprit:

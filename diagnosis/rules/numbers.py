@@ -92,9 +92,13 @@ def _last_part(name: str) -> str:
 
 
 def _finding(
-    case: Case, name: str, bad: Sequence[tuple[Rank, int, Series]], known: Sequence[tuple[Rank, Series]], what: str,
+    case: Case,
+    name: str,
+    bad: Sequence[tuple[Rank, int, Series]],
+    known: Sequence[tuple[Rank, Series]],
+    what: str,
     severity: str,
-) -> Finding:  # fmt: skip
+) -> Finding:
     since = {rank.rank: case.time(rank.rank, ns) for rank, ns, _ in bad}
     start = min(since.values())
     first = [rank for rank, _, _ in bad if since[rank.rank] - start < _APART_NS]

@@ -23,7 +23,9 @@ _FRAMES = 3
 _VAGUE = ("unknown", "computing", "sleeping", "network", "compiling", "nccl_init", "in_collective")
 
 OUTSIDE = Verdict(
-    "stuck_outside", "hang", "Ranks are stuck outside of collectives",
+    "stuck_outside",
+    "hang",
+    "Ranks are stuck outside of collectives",
     "No rank of the job waits in an operation, none has begun or ended one for W, and none makes progress; for twice W"
     " where operations are in flight that no stack shows a wait for, and then the ranks that have not called these are"
     " named. Otherwise ranks are grouped by stack: the minority is named, or all ranks if there is none.",
@@ -32,9 +34,12 @@ OUTSIDE = Verdict(
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
     ("Look at what the named ranks do: `probingctl stacks --job J --native` has their whole stacks.",),
     ("blocked_storage", "starved_loader", "blocked_rank"),
-    ("test_ranks_that_block_outside_are_named", "test_the_smaller_group_outside_is_named",
-     "test_operations_in_flight_that_nobody_is_seen_to_wait_for_are_reported_after_twice_the_time"),
-)  # fmt: skip
+    (
+        "test_ranks_that_block_outside_are_named",
+        "test_the_smaller_group_outside_is_named",
+        "test_operations_in_flight_that_nobody_is_seen_to_wait_for_are_reported_after_twice_the_time",
+    ),
+)
 VERDICTS = (OUTSIDE,)
 
 
@@ -108,12 +113,20 @@ def _finding(case: Case, named: tuple[int, ...], stalled: int, living: int) -> F
     lines += [line for rank in named[:_MOST_NAMED] for line in case.activity(rank).evidence]
     steps = dict.fromkeys(step for rank in named[:_MOST_NAMED] for step in case.activity(rank).next_steps)
     return Finding(
-        OUTSIDE, ERROR, lowered(0.5 if first.kind == "unknown" else 0.8, missing),
+        OUTSIDE,
+        ERROR,
+        lowered(0.5 if first.kind == "unknown" else 0.8, missing),
         f"{subject} {verb} stuck outside of collectives for {time_text(stalled)}: {why}",
-        tuple(case.culprit(rank) for rank in named), tuple(others), case.time(named[0], case.now(named[0]) - stalled),
-        "", tuple(lines), tuple(missing), (OUTSIDE.refuted_by,), (*steps, *OUTSIDE.next_steps),
+        tuple(case.culprit(rank) for rank in named),
+        tuple(others),
+        case.time(named[0], case.now(named[0]) - stalled),
+        "",
+        tuple(lines),
+        tuple(missing),
+        (OUTSIDE.refuted_by,),
+        (*steps, *OUTSIDE.next_steps),
         case.stacks(named, others),
-    )  # fmt: skip
+    )
 
 
 def _in_flight(case: Case, own: Rank) -> str:

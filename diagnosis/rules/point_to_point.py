@@ -16,17 +16,21 @@ __all__ = ("VERDICTS", "find")
 _MOST_EDGES = 8
 
 UNMATCHED = Verdict(
-    "unmatched_p2p", "hang", "A send or a receive has no counterpart",
+    "unmatched_p2p",
+    "hang",
+    "A send or a receive has no counterpart",
     "A rank waits in a send or receive, and its peer waits for this rank in another operation, so it never calls the"
     " counterpart. A cycle of sends and receives only is a `deadlock`.",
     "The wait of both sides, and the cycle through which they wait for each other.",
     "0.9; less where operations were lost or the peer was not seen.",
     "The peer's send or receive for this rank, in flight or called later.",
-    ("Compare the condition around the send or receive on the named rank with that around its counterpart.",
-     "Check the order of sends, receives and collectives on both ranks."),
+    (
+        "Compare the condition around the send or receive on the named rank with that around its counterpart.",
+        "Check the order of sends, receives and collectives on both ranks.",
+    ),
     ("branch",),
     ("test_a_send_without_a_receive_names_the_sender",),
-)  # fmt: skip
+)
 VERDICTS = (UNMATCHED,)
 
 
@@ -51,13 +55,21 @@ def _finding(case: Case, component: tuple[int, ...], alone: list[int]) -> Findin
     other = f" in {operation_text(case, back.comm, back.op, back.seq)}" if back is not None else ""
     culprits = tuple(_culprit(case, edge) for edge in edges)
     return Finding(
-        UNMATCHED, ERROR, lowered(0.9, missing),
+        UNMATCHED,
+        ERROR,
+        lowered(0.9, missing),
         f"{case.who((first.waiter,))} {verb} rank {first.awaited} for {time_text(age)}, and rank {first.awaited} waits"
         f" for it{other}: {ranks_of(component)} wait for each other",
-        tuple({c.rank: c for c in culprits}.values()), victims, since, f"{first.comm} {first.waiter} {first.awaited}",
-        tuple(edge_text(case, edge) for edge in cycle[:_MOST_EDGES]), tuple(missing), (UNMATCHED.refuted_by,),
-        UNMATCHED.next_steps, case.stacks(alone, victims),
-    )  # fmt: skip
+        tuple({c.rank: c for c in culprits}.values()),
+        victims,
+        since,
+        f"{first.comm} {first.waiter} {first.awaited}",
+        tuple(edge_text(case, edge) for edge in cycle[:_MOST_EDGES]),
+        tuple(missing),
+        (UNMATCHED.refuted_by,),
+        UNMATCHED.next_steps,
+        case.stacks(alone, victims),
+    )
 
 
 def _culprit(case: Case, edge: Edge) -> Culprit:

@@ -18,17 +18,21 @@ __all__ = ("VERDICTS", "find")
 _MOST_SKIPPED = 32
 
 SHIFTED = Verdict(
-    "shifted_sequence", "hang", "A rank skipped collectives",
+    "shifted_sequence",
+    "hang",
+    "A rank skipped collectives",
     "The calls of ranks differ at a sequence number of a communicator, and from there on the calls of the minority are"
     " those that the others make later: by what they called, or by the sequence that the job repeats.",
     "The first number that differs, how many calls were skipped, and what the rank called instead.",
     "0.9; less if operations were lost; 0.7 if the sequence that the job repeats decides which part is wrong.",
     "The skipped call on the named rank, between the two calls that the evidence names.",
-    ("Look for `except` and `continue` in the step on the named rank: it caught an exception and went on.",
-     "Search the logs of that rank for a traceback or a warning at that time."),
+    (
+        "Look for `except` and `continue` in the step on the named rank: it caught an exception and went on.",
+        "Search the logs of that rank for a traceback or a warning at that time.",
+    ),
     ("swallowed_exception",),
     ("test_a_swallowed_exception_shifts_the_sequence",),
-)  # fmt: skip
+)
 VERDICTS = (SHIFTED,)
 
 
@@ -74,12 +78,20 @@ def _finding(case: Case, one: Disagreement, start: int, skipped: int) -> Finding
         Culprit(rank, own.node, own.pid, why, own.activity) for rank in ranks if (own := case.culprit(rank))
     )
     return Finding(
-        SHIFTED, ERROR, lowered(0.7 if one.by_pattern else 0.9, missing),
+        SHIFTED,
+        ERROR,
+        lowered(0.7 if one.by_pattern else 0.9, missing),
         f"{names} skipped {calls} {where}: its calls are shifted against those of {ranks_of(victims)}{tail}",
-        culprits, victims, wait.since_ns,
-        about_of(one), (*_evidence(case, one, start, skipped),), tuple(missing), (SHIFTED.refuted_by,),
-        SHIFTED.next_steps, case.stacks(ranks, one.votes.groups[0][1]),
-    )  # fmt: skip
+        culprits,
+        victims,
+        wait.since_ns,
+        about_of(one),
+        (*_evidence(case, one, start, skipped),),
+        tuple(missing),
+        (SHIFTED.refuted_by,),
+        SHIFTED.next_steps,
+        case.stacks(ranks, one.votes.groups[0][1]),
+    )
 
 
 def _evidence(case: Case, one: Disagreement, start: int, skipped: int) -> Iterator[str]:

@@ -29,9 +29,17 @@ def find(case: Case) -> Iterator[Finding]:
     candidates = ranks_of(unknown) if unknown else f"{unidentified} unknown members"
     silent = [clean(m.text) for m in case.facts.missing if m.kind == "node"]
     yield Finding(
-        CANNOT_TELL, ERROR, 0.3,
+        CANNOT_TELL,
+        ERROR,
+        0.3,
         f"{places[0].text}; which rank holds them up cannot be told: {candidates} may",
-        (), tuple(sorted({rank for place in places for rank in place.victims})), places[0].since_ns, "",
-        (*(place.text for place in places[:_MOST_NAMED]), *silent), tuple(doubts(case, (), waiters)),
-        (CANNOT_TELL.refuted_by,), CANNOT_TELL.next_steps, case.stacks((), waiters),
-    )  # fmt: skip
+        (),
+        tuple(sorted({rank for place in places for rank in place.victims})),
+        places[0].since_ns,
+        "",
+        (*(place.text for place in places[:_MOST_NAMED]), *silent),
+        tuple(doubts(case, (), waiters)),
+        (CANNOT_TELL.refuted_by,),
+        CANNOT_TELL.next_steps,
+        case.stacks((), waiters),
+    )

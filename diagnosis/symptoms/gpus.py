@@ -62,27 +62,51 @@ def _lost(node: NodeFacts, gpu: Gpu) -> Iterator[Symptom]:
         return
     reason = f": {clean(gpu.reason)}" if gpu.reason else ""
     yield Symptom(
-        "gpu_fault", node.node, _name(gpu.device), gpu.ranks, True, f"its {_name(gpu.device)} is {gpu.state}{reason}",
-        f"{_name(gpu.device)} is {gpu.state}{reason}", None, (f"the driver lists it as {gpu.state}",), (_REPAIR,),
-    )  # fmt: skip
+        "gpu_fault",
+        node.node,
+        _name(gpu.device),
+        gpu.ranks,
+        True,
+        f"its {_name(gpu.device)} is {gpu.state}{reason}",
+        f"{_name(gpu.device)} is {gpu.state}{reason}",
+        None,
+        (f"the driver lists it as {gpu.state}",),
+        (_REPAIR,),
+    )
 
 
 def _worn(node: NodeFacts, gpu: Gpu) -> Iterator[Symptom]:
     worn = [
         (gpu.remap_failed, True, "has a row of memory that could not be remapped", "Replace the board."),
         (gpu.remap_pending, False, "waits for a reset to remap a row of memory", "Reset the GPU after the job."),
-        ((gpu.remapped_uncorrected or 0) >= _MOST_REMAPPED, True,
-         f"has remapped {gpu.remapped_uncorrected} rows of memory after errors", "Replace the board."),
-        ((gpu.retired_pages or 0) >= _MOST_RETIRED, True, f"has retired {gpu.retired_pages} pages of memory",
-         "Replace the board."),
+        (
+            (gpu.remapped_uncorrected or 0) >= _MOST_REMAPPED,
+            True,
+            f"has remapped {gpu.remapped_uncorrected} rows of memory after errors",
+            "Replace the board.",
+        ),
+        (
+            (gpu.retired_pages or 0) >= _MOST_RETIRED,
+            True,
+            f"has retired {gpu.retired_pages} pages of memory",
+            "Replace the board.",
+        ),
         (gpu.recovery not in (None, "none"), False, f"wants recovery: {clean(gpu.recovery or '')}", _REPAIR),
-    ]  # fmt: skip
+    ]
     for holds, fails, text, remedy in worn:
         if holds:
             yield Symptom(
-                "gpu_fault", node.node, _name(gpu.device), gpu.ranks, fails, f"its {_name(gpu.device)} {text}",
-                f"{_name(gpu.device)} {text}", None, (), (remedy,),
-            )  # fmt: skip
+                "gpu_fault",
+                node.node,
+                _name(gpu.device),
+                gpu.ranks,
+                fails,
+                f"its {_name(gpu.device)} {text}",
+                f"{_name(gpu.device)} {text}",
+                None,
+                (),
+                (remedy,),
+            )
 
 
 def _throttled(node: NodeFacts, gpu: Gpu, others: Sequence[Gpu]) -> Iterator[Symptom]:
@@ -98,9 +122,17 @@ def _throttled(node: NodeFacts, gpu: Gpu, others: Sequence[Gpu]) -> Iterator[Sym
     evidence = [f"{_CAUSES[other][0]}: {share_text(share)} of the time" for other, share in known.items()]
     evidence += [f"it is at {gpu.temperature_c:.0f} degrees"] if gpu.temperature_c is not None else []
     yield Symptom(
-        "gpu_throttled", node.node, _name(gpu.device), gpu.ranks, False, f"its {_name(gpu.device)} {text}",
-        f"{_name(gpu.device)} {text}", None, tuple(evidence), (remedy,),
-    )  # fmt: skip
+        "gpu_throttled",
+        node.node,
+        _name(gpu.device),
+        gpu.ranks,
+        False,
+        f"its {_name(gpu.device)} {text}",
+        f"{_name(gpu.device)} {text}",
+        None,
+        tuple(evidence),
+        (remedy,),
+    )
 
 
 def _below(gpu: Gpu, others: Sequence[Gpu]) -> bool:
@@ -113,9 +145,17 @@ def _narrow(node: NodeFacts, gpu: Gpu) -> Iterator[Symptom]:
         return
     text = f"has {gpu.lanes} of {gpu.max_lanes} lanes of PCIe"
     yield Symptom(
-        "gpu_fault", node.node, _name(gpu.device), gpu.ranks, False, f"its {_name(gpu.device)} {text}",
-        f"{_name(gpu.device)} {text}", None, (), ("Seat the board anew, and examine the riser or the slot.",),
-    )  # fmt: skip
+        "gpu_fault",
+        node.node,
+        _name(gpu.device),
+        gpu.ranks,
+        False,
+        f"its {_name(gpu.device)} {text}",
+        f"{_name(gpu.device)} {text}",
+        None,
+        (),
+        ("Seat the board anew, and examine the riser or the slot.",),
+    )
 
 
 def _xid(node: NodeFacts, event: HardwareEvent, gpu: Gpu | None) -> Symptom:
@@ -124,19 +164,36 @@ def _xid(node: NodeFacts, event: HardwareEvent, gpu: Gpu | None) -> Symptom:
     whose = f"its {part}" if gpu is not None else part
     text = f"reported XID {event.code}, {known.text}"
     return Symptom(
-        "gpu_fault", node.node, part, gpu.ranks if gpu is not None else (), known.fails, f"{whose} {text}",
-        f"{part} {text}", event.first_ns, (_times(event),), (known.remedy,), event.last_ns,
-    )  # fmt: skip
+        "gpu_fault",
+        node.node,
+        part,
+        gpu.ranks if gpu is not None else (),
+        known.fails,
+        f"{whose} {text}",
+        f"{part} {text}",
+        event.first_ns,
+        (_times(event),),
+        (known.remedy,),
+        event.last_ns,
+    )
 
 
 def _fault(node: NodeFacts, event: HardwareEvent, gpu: Gpu | None) -> Symptom:
     part = _name(gpu.device) if gpu is not None else "NVIDIA's driver"
     text = f"reports {_FAULTS[event.kind]}"
     return Symptom(
-        "gpu_fault", node.node, part, gpu.ranks if gpu is not None else (), True,
-        f"its {part} {text}" if gpu is not None else f"{part} {text}", f"{part} {text}", event.first_ns,
-        (_times(event),), (_REPAIR,), event.last_ns,
-    )  # fmt: skip
+        "gpu_fault",
+        node.node,
+        part,
+        gpu.ranks if gpu is not None else (),
+        True,
+        f"its {part} {text}" if gpu is not None else f"{part} {text}",
+        f"{part} {text}",
+        event.first_ns,
+        (_times(event),),
+        (_REPAIR,),
+        event.last_ns,
+    )
 
 
 def _times(event: HardwareEvent) -> str:

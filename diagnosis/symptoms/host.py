@@ -31,6 +31,15 @@ def host_symptoms(node: NodeFacts) -> Iterator[Symptom]:
             of = f" ({part})" if event.part else ""
             times = "once" if event.count == 1 else f"{event.count} times"
             yield Symptom(
-                "host_fault", node.node, part, (), fails, f"{text} on its node{of}", f"{text}{of}", event.first_ns,
-                (f"{times} in the last hour: {clean(event.text, 160)}",), (remedy,), event.last_ns,
-            )  # fmt: skip
+                "host_fault",
+                node.node,
+                part,
+                (),
+                fails,
+                f"{text} on its node{of}",
+                f"{text}{of}",
+                event.first_ns,
+                (f"{times} in the last hour: {clean(event.text, 160)}",),
+                (remedy,),
+                event.last_ns,
+            )

@@ -55,27 +55,52 @@ def _port(node: NodeFacts, port: NetworkPort) -> Iterator[Symptom]:
     if port.state not in (None, "ACTIVE") and port.ranks:
         text = f"is {clean(port.state or '')} ({clean(port.physical_state or 'unknown')})"
         yield Symptom(
-            "network_fault", node.node, name, port.ranks, True, f"{name}, which it uses, {text}", f"{name} {text}",
-            None, (), (_CABLE,),
-        )  # fmt: skip
+            "network_fault",
+            node.node,
+            name,
+            port.ranks,
+            True,
+            f"{name}, which it uses, {text}",
+            f"{name} {text}",
+            None,
+            (),
+            (_CABLE,),
+        )
     faults = [(_FAULTS[counter], count) for counter, count in port.risen if counter in _FAULTS and count > 0]
     if faults:
         listed = ", ".join(f"{count} {what}" for what, count in faults[:4])
         text = f"counts errors: {listed}"
         lately = "lately" if port.seconds is None else f"in {port.seconds:.0f} s"
         yield Symptom(
-            "network_fault", node.node, name, port.ranks, False, f"{name}, which it uses, {text}", f"{name} {text}",
-            None, tuple(f"{count} {what} {lately}" for what, count in faults), (_CABLE,),
-        )  # fmt: skip
+            "network_fault",
+            node.node,
+            name,
+            port.ranks,
+            False,
+            f"{name}, which it uses, {text}",
+            f"{name} {text}",
+            None,
+            tuple(f"{count} {what} {lately}" for what, count in faults),
+            (_CABLE,),
+        )
 
 
 def _reported(node: NodeFacts, event: HardwareEvent) -> Symptom:
     name = clean(event.part or "a network device")
     text = f"{_KERNEL[event.kind]} {'once' if event.count == 1 else f'{event.count} times'} in the last hour"
     return Symptom(
-        "network_fault", node.node, name, (), False, f"{name} {text}", f"{name} {text}", event.first_ns,
-        (clean(event.text, 160),), (_CABLE,), event.last_ns,
-    )  # fmt: skip
+        "network_fault",
+        node.node,
+        name,
+        (),
+        False,
+        f"{name} {text}",
+        f"{name} {text}",
+        event.first_ns,
+        (clean(event.text, 160),),
+        (_CABLE,),
+        event.last_ns,
+    )
 
 
 def _path(node: NodeFacts, path: NetworkPath) -> Iterator[Symptom]:
@@ -85,15 +110,24 @@ def _path(node: NodeFacts, path: NetworkPath) -> Iterator[Symptom]:
     if not loses and path.timeouts < _TIMEOUTS:
         return
     name = f"the path to {clean(path.peer)}"
-    text = f"loses packets: {share_text(lost)} of {path.segments} segments were sent again" if loses else (
-        f"gives no answer: {path.timeouts} retransmissions in a row"
+    text = (
+        f"loses packets: {share_text(lost)} of {path.segments} segments were sent again"
+        if loses
+        else (f"gives no answer: {path.timeouts} retransmissions in a row")
     )
     others_text = f"the other ranks of the node {share_text(median(others))}" if others else "no other rank to compare"
     yield Symptom(
-        "packet_loss", node.node, f"rank {path.rank} to {clean(path.peer)}", (path.rank,), False, f"{name} {text}",
-        f"{name} of rank {path.rank} {text}", None, (others_text,) if loses else (),
+        "packet_loss",
+        node.node,
+        f"rank {path.rank} to {clean(path.peer)}",
+        (path.rank,),
+        False,
+        f"{name} {text}",
+        f"{name} of rank {path.rank} {text}",
+        None,
+        (others_text,) if loses else (),
         ("Look at both hosts' ports, and at the switches between them: `probingctl net`, `probingctl rdma`.",),
-    )  # fmt: skip
+    )
 
 
 def _is_loopback(peer: str) -> bool:

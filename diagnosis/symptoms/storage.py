@@ -60,9 +60,17 @@ def _disk(node: NodeFacts, disk: Disk) -> Iterator[Symptom]:
     text = f"is slow: a request takes {duration_text(slowest)}, and it is busy {busy} of the time"
     waiting = (f"{disk.in_flight} requests wait",) if disk.in_flight else ()
     yield Symptom(
-        "storage_fault", node.node, name, (), False, f"{name} {text}", f"{name} {text}", None, waiting,
+        "storage_fault",
+        node.node,
+        name,
+        (),
+        False,
+        f"{name} {text}",
+        f"{name} {text}",
+        None,
+        waiting,
         ("Find who reads and writes: host.disk has a row for each process that trains.",),
-    )  # fmt: skip
+    )
 
 
 def _reported(node: NodeFacts, event: HardwareEvent) -> Symptom:
@@ -70,7 +78,15 @@ def _reported(node: NodeFacts, event: HardwareEvent) -> Symptom:
     times = "once" if event.count == 1 else f"{event.count} times"
     text = f"{_REPORTED[event.kind]} ({times} in the kernel's log in the last hour)"
     return Symptom(
-        "storage_fault", node.node, name, (), True, f"{name} {text}", f"{name} {text}", event.first_ns,
-        (clean(event.text, 160),), ("Examine the disk or the server, and the file system on it.",),
+        "storage_fault",
+        node.node,
+        name,
+        (),
+        True,
+        f"{name} {text}",
+        f"{name} {text}",
+        event.first_ns,
+        (clean(event.text, 160),),
+        ("Examine the disk or the server, and the file system on it.",),
         event.last_ns,
-    )  # fmt: skip
+    )

@@ -47,7 +47,7 @@ def run(
 
     return run_all(
         {"": plan}, addresses, by_threads(ask_all), timeout=timeout, max_bytes=max_bytes, strict=strict, watch=watch
-    )[""]  # fmt: skip
+    )[""]
 
 
 def by_threads(ask: AskAll) -> Gather:

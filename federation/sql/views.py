@@ -60,9 +60,7 @@ def set_apart(root: exp.Query, views: Mapping[str, View], columns: NamesOf) -> d
 class _Expansion:
     """The expansion of one query, with bounds on all views together."""
 
-    def __init__(
-        self, views: Mapping[str, View], columns: NamesOf, apart: dict[str, View] | None = None
-    ) -> None:
+    def __init__(self, views: Mapping[str, View], columns: NamesOf, apart: dict[str, View] | None = None) -> None:
         """``apart`` collects the views that nodes can answer, which are not expanded."""
         self._views = views
         self._columns = columns

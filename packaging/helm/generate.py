@@ -23,10 +23,20 @@ MANIFEST = ROOT / "packaging" / "kubernetes" / "probingd.yaml"
 # Other values of the chart decide about these.
 CHARTS_OWN = frozenset(
     (
-        "node_name", "state_dir", "socket", "runtime_dir", "listen", "flight", "http", "token_file", "insecure",
-        "cluster.seeds", "cluster.advertise", "probes.bpffs",
+        "node_name",
+        "state_dir",
+        "socket",
+        "runtime_dir",
+        "listen",
+        "flight",
+        "http",
+        "token_file",
+        "insecure",
+        "cluster.seeds",
+        "cluster.advertise",
+        "probes.bpffs",
     )
-)  # fmt: skip
+)
 SECTIONS_OF_CHART = ("tls", "users")
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 HEADER = """\

@@ -43,24 +43,88 @@ LIBRARY_FLAGS = ("-fPIC", "-shared", "-fno-omit-frame-pointer", "-fno-shrink-wra
 # Of struct ncclComm: sizeof and offsets; rank, nRanks, cudaDev, nvmlDev follow commHash, and nNodes, localRank and
 # localRanks follow node.
 _COMM = {
-    "2.18.3": {"magic": 0x23C8, "commHash": 0x23D0, "busId": 0x23F8, "node": 0x2484, "asyncResult": 0x2918,
-               "abortFlag": 0x2920, "config": 0x2B68, "finalizeCalled": 0x2B9C, "sizeof": 0x2BA8},
-    "2.21.5": {"startMagic": 0, "magic": 0x34D0, "commHash": 0x34D8, "busId": 0x3500, "node": 0x358C,
-               "asyncResult": 0x3A7C, "abortFlag": 0x3A80, "config": 0x3D28, "finalizeCalled": 0x3D5C,
-               "endMagic": 0x3F98, "sizeof": 0x3FA0},
-    "2.24.3": {"startMagic": 0, "magic": 0x3C490, "commName": 0x3C498, "commHash": 0x3C4A0, "busId": 0x3C4C8,
-               "node": 0x3C55C, "asyncResult": 0x3CAB4, "abortFlag": 0x3CAB8, "config": 0x3DA10,
-               "finalizeCalled": 0x3DA44, "seqNumber": 0x3DA78, "endMagic": 0x3DAC8, "sizeof": 0x3DAD0},
-    "2.27.5": {"startMagic": 0, "magic": 0x1044A8, "commHash": 0x1044B0, "busId": 0x1044D8, "node": 0x10456C,
-               "asyncResult": 0x104B44, "abortFlag": 0x104B48, "config": 0x1064D0, "finalizeCalled": 0x10651C,
-               "seqNumber": 0x106550, "endMagic": 0x107BF8, "sizeof": 0x107C00},
-    "2.30.7": {"startMagic": 0, "magic": 0x1206E0, "commHash": 0x1206E8, "busId": 0x120710, "node": 0x1207A4,
-               "asyncResult": 0x121224, "abortFlag": 0x121228, "config": 0x122E00, "finalizeCalled": 0x122E64,
-               "seqNumber": 0x122E98, "endMagic": 0x124E78, "sizeof": 0x124E80},
-    "2.32.3": {"startMagic": 0, "magic": 0x1206D8, "commHash": 0x1206E0, "busId": 0x120708, "node": 0x1207A8,
-               "asyncResult": 0x121578, "abortFlag": 0x121580, "config": 0x123698, "finalizeCalled": 0x123714,
-               "seqNumber": 0x123748, "endMagic": 0x1241F0, "sizeof": 0x1241F8},
-}  # fmt: skip
+    "2.18.3": {
+        "magic": 0x23C8,
+        "commHash": 0x23D0,
+        "busId": 0x23F8,
+        "node": 0x2484,
+        "asyncResult": 0x2918,
+        "abortFlag": 0x2920,
+        "config": 0x2B68,
+        "finalizeCalled": 0x2B9C,
+        "sizeof": 0x2BA8,
+    },
+    "2.21.5": {
+        "startMagic": 0,
+        "magic": 0x34D0,
+        "commHash": 0x34D8,
+        "busId": 0x3500,
+        "node": 0x358C,
+        "asyncResult": 0x3A7C,
+        "abortFlag": 0x3A80,
+        "config": 0x3D28,
+        "finalizeCalled": 0x3D5C,
+        "endMagic": 0x3F98,
+        "sizeof": 0x3FA0,
+    },
+    "2.24.3": {
+        "startMagic": 0,
+        "magic": 0x3C490,
+        "commName": 0x3C498,
+        "commHash": 0x3C4A0,
+        "busId": 0x3C4C8,
+        "node": 0x3C55C,
+        "asyncResult": 0x3CAB4,
+        "abortFlag": 0x3CAB8,
+        "config": 0x3DA10,
+        "finalizeCalled": 0x3DA44,
+        "seqNumber": 0x3DA78,
+        "endMagic": 0x3DAC8,
+        "sizeof": 0x3DAD0,
+    },
+    "2.27.5": {
+        "startMagic": 0,
+        "magic": 0x1044A8,
+        "commHash": 0x1044B0,
+        "busId": 0x1044D8,
+        "node": 0x10456C,
+        "asyncResult": 0x104B44,
+        "abortFlag": 0x104B48,
+        "config": 0x1064D0,
+        "finalizeCalled": 0x10651C,
+        "seqNumber": 0x106550,
+        "endMagic": 0x107BF8,
+        "sizeof": 0x107C00,
+    },
+    "2.30.7": {
+        "startMagic": 0,
+        "magic": 0x1206E0,
+        "commHash": 0x1206E8,
+        "busId": 0x120710,
+        "node": 0x1207A4,
+        "asyncResult": 0x121224,
+        "abortFlag": 0x121228,
+        "config": 0x122E00,
+        "finalizeCalled": 0x122E64,
+        "seqNumber": 0x122E98,
+        "endMagic": 0x124E78,
+        "sizeof": 0x124E80,
+    },
+    "2.32.3": {
+        "startMagic": 0,
+        "magic": 0x1206D8,
+        "commHash": 0x1206E0,
+        "busId": 0x120708,
+        "node": 0x1207A8,
+        "asyncResult": 0x121578,
+        "abortFlag": 0x121580,
+        "config": 0x123698,
+        "finalizeCalled": 0x123714,
+        "seqNumber": 0x123748,
+        "endMagic": 0x1241F0,
+        "sizeof": 0x1241F8,
+    },
+}
 VERSIONS = tuple(_COMM)
 _TYPES = {
     "config": ("ncclConfig_t", ""),
@@ -77,13 +141,29 @@ _FOLLOWERS = {
     "node": (4, ("nNodes", "localRank", "localRanks")),
 }
 INFO_OFFSETS = {
-    "coll": 0, "opName": 8, "sendbuff": 0x10, "recvbuff": 0x18, "count": 0x20, "datatype": 0x28, "op": 0x2C,
-    "root": 0x30, "comm": 0x38, "stream": 0x40,
-}  # fmt: skip
+    "coll": 0,
+    "opName": 8,
+    "sendbuff": 0x10,
+    "recvbuff": 0x18,
+    "count": 0x20,
+    "datatype": 0x28,
+    "op": 0x2C,
+    "root": 0x30,
+    "comm": 0x38,
+    "stream": 0x40,
+}
 _INFO_TYPES = {
-    "coll": "int", "opName": "const char *", "sendbuff": "const void *", "recvbuff": "void *", "count": "size_t",
-    "datatype": "ncclDataType_t", "op": "ncclRedOp_t", "root": "int", "comm": "ncclComm_t", "stream": "cudaStream_t",
-}  # fmt: skip
+    "coll": "int",
+    "opName": "const char *",
+    "sendbuff": "const void *",
+    "recvbuff": "void *",
+    "count": "size_t",
+    "datatype": "ncclDataType_t",
+    "op": "ncclRedOp_t",
+    "root": "int",
+    "comm": "ncclComm_t",
+    "stream": "cudaStream_t",
+}
 _INFO_SIZES = {"2.18.3": 144, "2.21.5": 1248, "2.24.3": 80, "2.27.5": 80, "2.30.7": 120, "2.32.3": 192}
 
 
@@ -160,9 +240,17 @@ def build(folder: Path, version: str = "2.27.5", variant: str = "dwarf", shift: 
     include = ("-I", str(folder), "-I", str(HERE))
     _run("cc", *FLAGS, *LIBRARY_FLAGS, "-Wl,-soname,libcudart.so.12", "-o", cudart, HERE / "cudart.c", "-lpthread")
     _run(
-        "cc", *FLAGS, *LIBRARY_FLAGS, *include, "-Wl,-soname,libnccl.so.2,--build-id", "-o", nccl, HERE / "nccl.c",
-        cudart, "-lpthread",
-    )  # fmt: skip
+        "cc",
+        *FLAGS,
+        *LIBRARY_FLAGS,
+        *include,
+        "-Wl,-soname,libnccl.so.2,--build-id",
+        "-o",
+        nccl,
+        HERE / "nccl.c",
+        cudart,
+        "-lpthread",
+    )
     if variant == "stripped":
         _run("strip", "-s", nccl)
     elif variant == "no_dwarf":

@@ -56,10 +56,13 @@ def tiny(job: str, folder: str, count: str) -> None:
     for _ in range(int(count) // 8):
         group = [
             subprocess.Popen(
-                [job], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ, **truth},
+                [job],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **truth},
             )
             for _ in range(8)
-        ]  # fmt: skip
+        ]
         for process in group:
             process.communicate(CALLS)
 

@@ -104,9 +104,15 @@ def torchrun_job(run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path) 
     def run(*script: object, ranks: int = 2, port: int | None = None) -> subprocess.Popen[Any]:
         with (tmp_path / "torchrun.log").open("ab") as log:
             return run_job(
-                BIN / "torchrun", "--nproc-per-node", str(ranks), "--master-port", str(port or free_port()),
-                *map(str, script), stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                BIN / "torchrun",
+                "--nproc-per-node",
+                str(ranks),
+                "--master-port",
+                str(port or free_port()),
+                *map(str, script),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     return run
 

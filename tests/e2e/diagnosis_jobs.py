@@ -49,9 +49,13 @@ class Ranks:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_"))}
         with (self.folder / "output").open("ab") as output:
             process = subprocess.Popen(
-                command, env={**clean, "OMP_NUM_THREADS": "1", **self.env, **(env or {})}, stdin=subprocess.PIPE,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                command,
+                env={**clean, "OMP_NUM_THREADS": "1", **self.env, **(env or {})},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.processes.append(process)
         return process
 

@@ -52,9 +52,19 @@ class Daemon:
     @property
     def argv(self) -> list[str]:
         return [
-            *self.before, str(BIN / "probingd"), "run", "--config", str(self.config), "--state-dir", str(self.state),
-            "--socket", str(self.socket), "--node-name", self.name, *self.extra,
-        ]  # fmt: skip
+            *self.before,
+            str(BIN / "probingd"),
+            "run",
+            "--config",
+            str(self.config),
+            "--state-dir",
+            str(self.state),
+            "--socket",
+            str(self.socket),
+            "--node-name",
+            self.name,
+            *self.extra,
+        ]
 
     def spawn(self) -> None:
         with self.log.open("a") as log:

@@ -43,9 +43,19 @@ def attacked(shared_base: Path) -> Iterator[Daemon]:
     os.chown(token, 0, pwd.getpwnam("probing-service").pw_gid)
     listen, ras = f"127.0.0.1:{free_port()}", str(free_port())
     daemon = Daemon(
-        shared_base, "n1", "--users.group", str(MEMBER), "--listen", listen, "--token-file", str(token),
-        "--nccl.ras-port", ras, "--nccl.ras-interval-s", "1",
-    )  # fmt: skip
+        shared_base,
+        "n1",
+        "--users.group",
+        str(MEMBER),
+        "--listen",
+        listen,
+        "--token-file",
+        str(token),
+        "--nccl.ras-port",
+        ras,
+        "--nccl.ras-interval-s",
+        "1",
+    )
     daemon.start()
     yield daemon
     remove(daemon)

@@ -40,10 +40,16 @@ def daemon_of(make_daemon: Callable[..., Daemon], base: Path) -> Daemon:
     token.chmod(0o640)
     os.chown(token, 0, pwd.getpwnam("probing-service").pw_gid)
     daemon = make_daemon(
-        f"{CANARY}-n1", f"--token-file={token}", f"--listen=127.0.0.1:{free_port()}",
-        f"--cluster.labels=rack={CANARY}", "--logs.enabled", f"--variables.watch={CANARY}_variable",
-        f"--diagnose.webhook=http://127.0.0.1:9/{CANARY}", f"--query.views-dir={home}", f"--probes.user-dir={home}",
-    )  # fmt: skip
+        f"{CANARY}-n1",
+        f"--token-file={token}",
+        f"--listen=127.0.0.1:{free_port()}",
+        f"--cluster.labels=rack={CANARY}",
+        "--logs.enabled",
+        f"--variables.watch={CANARY}_variable",
+        f"--diagnose.webhook=http://127.0.0.1:9/{CANARY}",
+        f"--query.views-dir={home}",
+        f"--probes.user-dir={home}",
+    )
     # The source of users' probes is then degraded, with this path as reason.
     (home / f"{CANARY}.toml").write_text(f'{CANARY} = "{CANARY}"')
     daemon.before = HOST
@@ -55,13 +61,27 @@ def trainer(run_job: Callable[..., subprocess.Popen[Any]], folder: Path) -> subp
     script = folder / f"{CANARY}_train.py"
     script.write_text(JOB)
     env = {
-        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871",
-        "TORCHELASTIC_RUN_ID": f"{CANARY} job", "HF_TOKEN": f"hf_{CANARY}", "USER": CANARY,
-    }  # fmt: skip
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29871",
+        "TORCHELASTIC_RUN_ID": f"{CANARY} job",
+        "HF_TOKEN": f"hf_{CANARY}",
+        "USER": CANARY,
+    }
     job = run_job(
-        sys.executable, script, f"--data=/data/{CANARY}", f"--password={CANARY}", env=env, cwd=folder, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        sys.executable,
+        script,
+        f"--data=/data/{CANARY}",
+        f"--password={CANARY}",
+        env=env,
+        cwd=folder,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
     return job
@@ -97,8 +117,19 @@ def test_no_name_is_in_the_archive(
     }
     assert [place for place, text in unredacted.items() if CANARY not in text] == []
     # WHEN an admin asks for a report
-    words = [*HOST, str(BIN / "probingctl"), "bugreport", "-t", daemon.target, "--log", str(daemon.log), "-f", "json",
-             "--names", str(tmp_path / "names.json")]  # fmt: skip
+    words = [
+        *HOST,
+        str(BIN / "probingctl"),
+        "bugreport",
+        "-t",
+        daemon.target,
+        "--log",
+        str(daemon.log),
+        "-f",
+        "json",
+        "--names",
+        str(tmp_path / "names.json"),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -134,9 +134,15 @@ def site(request: pytest.FixtureRequest, base: Path, make_daemon: Callable[..., 
             # Any of the addresses: one of the nodes moves.
             cert, key = nodes.node(f"n{at + 1}", ",".join([*(one.address for one in spaces), MOVED]))
             daemon = make_daemon(
-                f"n{at + 1}", f"--tls.cert={cert}", f"--tls.key={key}", f"--tls.client_ca={nodes.file}",
-                f"--tls.peer_ca={nodes.file}", f"--cluster.seeds={seeds}", f"--cgroup=/{groups[at].name}", hook,
-            )  # fmt: skip
+                f"n{at + 1}",
+                f"--tls.cert={cert}",
+                f"--tls.key={key}",
+                f"--tls.client_ca={nodes.file}",
+                f"--tls.peer_ca={nodes.file}",
+                f"--cluster.seeds={seeds}",
+                f"--cgroup=/{groups[at].name}",
+                hook,
+            )
             daemon.before = space.words
             if clocks[at]:
                 daemon.before += clock_ahead(base / f"clock{at}", clocks[at])

@@ -26,9 +26,11 @@ def test_a_hang_in_each_command_and_after_it_is_gone(
     port = free_port()
     process = torchrun_job(JOBS / "stops.py", STEPS, "sleep", port=port)
     job = ("--job", str(port))
-    line = until(lambda: [
-        line for line in daemon.ctl("ps").stdout.splitlines() if f":{port}: DIAGNOSIS at " in line
-    ], what="a line of ps", poll_s=0.5)[0]  # fmt: skip
+    line = until(
+        lambda: [line for line in daemon.ctl("ps").stdout.splitlines() if f":{port}: DIAGNOSIS at " in line],
+        what="a line of ps",
+        poll_s=0.5,
+    )[0]
     said = line.partition("Z: ")[2]
     assert said.startswith("rank 1 (node n1, pid ")
     assert "stops.py" in said

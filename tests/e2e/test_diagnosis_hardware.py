@@ -105,9 +105,7 @@ def test_a_lost_gpu_names_the_rank_that_used_it(daemon: Daemon, double: NvmlDoub
         double.set({"gpu1.lost": GPU_IS_LOST})
         fault = until(lambda: findings(daemon, ranks).get("gpu_fault"), what=lambda: str(findings(daemon, ranks)))
         assert (fault["ranks"], fault["severity"]) == ("1", "error")
-        assert fault["sentence"] == (
-            "node n1: GPU 1 is lost: the GPU has fallen off the bus, which rank 1 uses"
-        )
+        assert fault["sentence"] == ("node n1: GPU 1 is lost: the GPU has fallen off the bus, which rank 1 uses")
 
 
 def test_an_xid_names_the_rank_that_uses_the_gpu(daemon: Daemon, double: NvmlDouble) -> None:

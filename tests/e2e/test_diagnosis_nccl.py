@@ -116,11 +116,17 @@ def test_a_hang_in_the_making_of_a_communicator(
     common |= {"NCCL_DOUBLE_DIR": str(tmp_path), "LD_LIBRARY_PATH": str(doubles.folder)}
     ranks = [
         run_job(
-            sys.executable, JOBS / "double_ranks.py", doubles.nccl, tmp_path, env={**common, "RANK": str(rank)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            sys.executable,
+            JOBS / "double_ranks.py",
+            doubles.nccl,
+            tmp_path,
+            env={**common, "RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(3)
-    ]  # fmt: skip
+    ]
     job = f"n1/127.0.0.1:{port}"
     answer = found(watching, job, is_verdict("init_stuck"))
     assert answer["ranks"] == "2"

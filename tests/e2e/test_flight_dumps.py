@@ -32,9 +32,14 @@ def job_of(run_job: Callable[..., subprocess.Popen[Any]], place: Path, then: str
     place.mkdir(mode=0o700)
     port = free_port()
     environment = {
-        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{place}/trace_", "TORCH_FR_BUFFER_SIZE": "50",
-    }  # fmt: skip
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{place}/trace_",
+        "TORCH_FR_BUFFER_SIZE": "50",
+    }
     return run_job(sys.executable, "-c", JOB, then, env=environment, umask=0o077), port
 
 
@@ -45,7 +50,14 @@ def test_dumps_of_jobs_that_wait_and_that_abort_become_rows(
         job, port = job_of(run_job, tmp_path / then, then)
         rows = until(lambda pid=job.pid: daemon.query(ROWS.format(pid)), what=f"the dump of a job that will {then}")
         assert rows == [
-            {"job": f"n1/127.0.0.1:{port}", "pid": job.pid, "rank": 0, "world_size": 1,
-             "profiling_name": "gloo:all_reduce", "input_sizes": "[[7]]", "top_frame": rows[0]["top_frame"]}
-        ]  # fmt: skip
+            {
+                "job": f"n1/127.0.0.1:{port}",
+                "pid": job.pid,
+                "rank": 0,
+                "world_size": 1,
+                "profiling_name": "gloo:all_reduce",
+                "input_sizes": "[[7]]",
+                "top_frame": rows[0]["top_frame"],
+            }
+        ]
         assert rows[0]["top_frame"].endswith(" all_reduce")

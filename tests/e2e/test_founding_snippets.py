@@ -52,9 +52,20 @@ class Founding:
         self.daemon.start()
         with self.log.open("wb") as log:
             self.run(
-                BIN / "torchrun", "--nproc-per-node", "2", "--master-port", str(self.master), EXAMPLE,
-                "--steps", "1000000", "--delay-ms", "20", "--report-every", "1", log=log,
-            )  # fmt: skip
+                BIN / "torchrun",
+                "--nproc-per-node",
+                "2",
+                "--master-port",
+                str(self.master),
+                EXAMPLE,
+                "--steps",
+                "1000000",
+                "--delay-ms",
+                "20",
+                "--report-every",
+                "1",
+                log=log,
+            )
 
     def watch(self) -> None:
         self.rows_of("train.steps", "rank = 0")
@@ -64,10 +75,14 @@ class Founding:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_"))}
         self.processes.append(
             subprocess.Popen(
-                [str(a) for a in argv], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
-                env={**clean, "OMP_NUM_THREADS": "1", **(env or {})}, start_new_session=True,
+                [str(a) for a in argv],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**clean, "OMP_NUM_THREADS": "1", **(env or {})},
+                start_new_session=True,
             )
-        )  # fmt: skip
+        )
 
     @property
     def job(self) -> str:
@@ -123,8 +138,10 @@ def test_1_list(founding: Founding) -> None:
         assert ranks_of(rows) == [0, 1]
     remote = subprocess.run(
         [BIN / "probingctl", "-t", founding.address, "--token-file", founding.token_file, "list"],
-        capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert remote.returncode == 0
     assert founding.job in remote.stdout
 
@@ -164,8 +181,10 @@ def test_3_training_metrics(founding: Founding) -> None:
 def test_4_backtrace(founding: Founding) -> None:
     done = subprocess.run(
         [BIN / "probingctl", "-t", founding.address, "--token-file", founding.token_file, "backtrace"],
-        capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr
     assert "train (" in done.stdout or "train_step" in done.stdout
     assert "train_ddp.py" in done.stdout
@@ -240,8 +259,9 @@ def test_10_config_and_token_and_appended_traces(founding: Founding) -> None:
     told = founding.daemon.ctl("config", "probing.server.port=8080", check=2)
     assert "--listen" in told.stderr
     words = [
-        "query", f"SELECT rank, count(*) AS n FROM comm.ops WHERE job = '{founding.job}' GROUP BY rank ORDER BY rank",
-    ]  # fmt: skip
+        "query",
+        f"SELECT rank, count(*) AS n FROM comm.ops WHERE job = '{founding.job}' GROUP BY rank ORDER BY rank",
+    ]
     told = founding.daemon.ctl("--token", "secret", *words)
     assert "warning: --token" in told.stderr
     traces = founding.daemon.base / "traces.json"
@@ -249,9 +269,11 @@ def test_10_config_and_token_and_appended_traces(founding: Founding) -> None:
     command = f'probingctl query "{words[1]}" >> {traces}'
     for _ in range(2):
         subprocess.run(
-            ["/bin/sh", "-c", command], env={**environment, "PATH": f"{BIN}:{os.environ['PATH']}"}, check=True,
+            ["/bin/sh", "-c", command],
+            env={**environment, "PATH": f"{BIN}:{os.environ['PATH']}"},
+            check=True,
             timeout=PATIENCE,
-        )  # fmt: skip
+        )
     rows = [json.loads(line) for line in traces.read_text().splitlines()]
     assert [row["rank"] for row in rows if row["rank"] is not None] == [0, 1, 0, 1]
 

@@ -36,10 +36,15 @@ class Grid:
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             self.ranks.append(
                 run_job(
-                    python, JOBS / "grid.py", folder / f"rank{rank}", env=env, text=True,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    python,
+                    JOBS / "grid.py",
+                    folder / f"rank{rank}",
+                    env=env,
+                    text=True,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
                 )
-            )  # fmt: skip
+            )
         self.hear("ready")
 
     def hear(self, word: str) -> None:
@@ -105,8 +110,10 @@ def test_the_rank_that_is_missing_is_named(daemon: Daemon, grid: Grid) -> None:
     # 0 and 1 get through their row; 2 waits for 3 in its own, 0 for 2 and 1 for 3 in their columns.
     until(lambda: set(waiting()) == {(2, 3), (0, 2), (1, 3)}, what="three ranks that wait")
     assert {ranks: [row["rank"] for row in rows] for ranks, rows in waiting().items()} == {
-        (2, 3): [2], (0, 2): [0], (1, 3): [1],
-    }  # fmt: skip
+        (2, 3): [2],
+        (0, 2): [0],
+        (1, 3): [1],
+    }
     # People see what has been in flight for a second.
     shown = "rank 2; not in it: 3"
     until(lambda: shown in daemon.ctl("nccl", "--job", grid.job).stdout, what=f"the text {shown!r}")

@@ -46,8 +46,13 @@ def test_gpus_and_the_ranks_on_them(
     gpu_daemon: Daemon, double: NvmlDouble, run_job: Callable[..., subprocess.Popen[Any]]
 ) -> None:
     daemon = gpu_daemon
-    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-           "MASTER_PORT": str(free_port())}  # fmt: skip
+    env = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     job = run_job(sys.executable, "-c", JOB, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"

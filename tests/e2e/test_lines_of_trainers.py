@@ -29,9 +29,15 @@ class Trainer:
         self.job = f"n1/127.0.0.1:{port}"
         env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         self.process = run_job(
-            sys.executable, "-c", JOB, env=env, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            sys.executable,
+            "-c",
+            JOB,
+            env=env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         self.hear()
 
     def hear(self) -> str:

@@ -104,9 +104,11 @@ def test_processes_that_live_for_milliseconds_hold_up_nobody(
     # GIVEN a training process that forks others, which are gone before a reader comes
     parent = subprocess.Popen(
         [sys.executable, JOBS / "short_lives.py", doubles.nccl],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "LD_LIBRARY_PATH": str(doubles.folder)},
-    )  # fmt: skip
+    )
     processes.append(parent)
     assert parent.stdin is not None
     assert parent.stdout is not None

@@ -28,9 +28,10 @@ def test_who_died_first_and_how(
     daemon: Daemon, ranks: Callable[..., Any], how: str, signal: int | None, code: int | None, words: str
 ) -> None:
     ranks(how).wait()
-    job = until(lambda: [
-        row["job"] for row in daemon.json("events") if (row["event"], row["role"]) == ("exit", "launcher")
-    ], what="the end of the launcher")[0]  # fmt: skip
+    job = until(
+        lambda: [row["job"] for row in daemon.json("events") if (row["event"], row["role"]) == ("exit", "launcher")],
+        what="the end of the launcher",
+    )[0]
     exits = [row for row in daemon.json("events", "--job", job) if row["event"] == "exit"]
     assert {(row["rank"], row["role"]) for row in exits} == {(0, "trainer"), (1, "trainer"), (None, "launcher")}
     assert all(row["signal"] is not None or row["exit_code"] is not None for row in exits)

@@ -130,9 +130,16 @@ def test_sampling_is_switched_by_job_and_process(daemon: Daemon, run_job: Launch
     assert settings["sampling.hz", one, None] == "0"
     assert settings["sampling.hz", None, ranks[1].pid] == "99"
     daemon.ctl("config", "sampling.hz", "--reset", "--job", one)
-    until(lambda: last_ns(daemon, one) > 0 and daemon.query(
-        f"SELECT 1 AS one FROM python.samples WHERE job = '{one}' AND rank = 0 AND epoch_ns(ts) > {stopped} LIMIT 1"
-    ), what="samples of rank 0 again")  # fmt: skip
+    until(
+        lambda: (
+            last_ns(daemon, one) > 0
+            and daemon.query(
+                f"SELECT 1 AS one FROM python.samples WHERE job = '{one}' AND rank = 0"
+                f" AND epoch_ns(ts) > {stopped} LIMIT 1"
+            )
+        ),
+        what="samples of rank 0 again",
+    )
 
 
 def test_a_killed_collector_goes_on_sampling(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:

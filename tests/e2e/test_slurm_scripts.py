@@ -36,9 +36,11 @@ class Scripts:
         file = self._folder / "settings"
         file.write_text("\n".join([*lines, f'say() {{ echo "$1" >>{self._folder}/said; }}', ""]))
         environment = {
-            "PATH": "/usr/bin:/bin", "SLURM_JOB_ID": job, "PROBINGD_SLURM_SETTINGS": str(file),
+            "PATH": "/usr/bin:/bin",
+            "SLURM_JOB_ID": job,
+            "PROBINGD_SLURM_SETTINGS": str(file),
             "PROBING_TARGET": self._target,
-        }  # fmt: skip
+        }
         done = subprocess.run([SLURM / f"{name}.sh"], env=environment, capture_output=True, text=True, check=False)
         assert done.stdout + done.stderr == ""
         return done.returncode
@@ -56,10 +58,17 @@ class Scripts:
 def rank_of(number: int) -> dict[str, str]:
     """The environment of one of two tasks of srun, which start torch's ranks."""
     return {
-        "SLURM_JOB_ID": JOB, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(number), "SLURM_NTASKS": "2",
-        "SLURM_NNODES": "1", "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-    }  # fmt: skip
+        "SLURM_JOB_ID": JOB,
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(number),
+        "SLURM_NTASKS": "2",
+        "SLURM_NNODES": "1",
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ def expressions() -> tuple[str, ...]:
     assert len(EVERYDAY) >= 20
     return EVERYDAY
 
+
 NAMED = (*TABLES.values(), *VIEWS.values())
 # What a job on gloo does not do, what nobody asked for, and what comes and goes.
 MAY_BE_EMPTY = {
@@ -95,8 +96,15 @@ def test_every_table_answers_with_its_columns(daemon: Daemon) -> None:
 def test_every_row_has_node_and_time(daemon: Daemon, torchrun: Callable[..., Any]) -> None:
     torchrun("--steps", "1000000", "--delay-ms", "20")
     daemon.ctl("vars", "step", "loss", "--watch")
-    awaited = ("comm.ops", "process.memory", "python.samples", "python.training_metrics", "net.interfaces", "net.tcp",
-               "host.file_systems")  # fmt: skip
+    awaited = (
+        "comm.ops",
+        "process.memory",
+        "python.samples",
+        "python.training_metrics",
+        "net.interfaces",
+        "net.tcp",
+        "host.file_systems",
+    )
     for table in awaited:
         until(lambda table=table: daemon.query(f"SELECT 1 AS one FROM {table} LIMIT 1"), what=table)
     counts = [

@@ -26,9 +26,17 @@ MOUNTS = (
     ("/sys/fs/cgroup", "cgroup", "cgroup", ("nosuid", "noexec", "nodev", "relatime", "ro")),
 )
 MASKED = (
-    "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
-    "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
-)  # fmt: skip
+    "/proc/acpi",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+)
 READ_ONLY = ("/proc/asound", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
@@ -63,7 +71,8 @@ def oci_config(pod: dict[str, Any], image: Image, volumes: dict[str, Path], know
         "process": {
             "terminal": False,
             "user": {
-                "uid": context["runAsUser"], "gid": context["runAsGroup"],
+                "uid": context["runAsUser"],
+                "gid": context["runAsGroup"],
                 "additionalGids": [gid for gid in (_group(pod),) if gid],
             },
             "args": [*image.entrypoint, *arguments],
@@ -79,15 +88,13 @@ def oci_config(pod: dict[str, Any], image: Image, volumes: dict[str, Path], know
         "mounts": sorted([*(_default(*each) for each in MOUNTS), *mounts], key=lambda m: m["destination"].count("/")),
         "linux": {
             "namespaces": [
-                {"type": kind}
-                for kind in ("mount", "ipc", "uts", "cgroup", "pid", "network")
-                if not shared.get(kind)
+                {"type": kind} for kind in ("mount", "ipc", "uts", "cgroup", "pid", "network") if not shared.get(kind)
             ],
             "resources": {"devices": [{"allow": False, "access": "rwm"}], **_limits(container["resources"]["limits"])},
             "maskedPaths": list(MASKED),
             "readonlyPaths": list(READ_ONLY),
         },
-    }  # fmt: skip
+    }
 
 
 def _group(pod: dict[str, Any]) -> int:

@@ -73,7 +73,7 @@ def job(tmp_path: Path, group: Path) -> Iterator[subprocess.Popen[bytes]]:
     program = [str(ROOT / "examples" / "train_ddp.py"), "--steps=1000000", "--delay-ms=20"]
     with (tmp_path / "job.log").open("wb") as log:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        in_group = ["sh", "-c", f"echo $$ >{group}/cgroup.procs && exec \"$@\"", "sh"]
+        in_group = ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"]
         process = subprocess.Popen([*in_group, *words, *program], env=environment, stdout=log, stderr=log)
     try:
         until(lambda: "step" in (tmp_path / "job.log").read_text(), 60, what="the first step")
@@ -153,9 +153,7 @@ def uid_of(pid: int) -> int:
     return int(re.search(r"^Uid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.M)[1])  # type: ignore[index]
 
 
-def test_a_pod_sees_a_job_of_the_host(
-    make_pod: Callable[..., Pod], job: subprocess.Popen[bytes], group: Path
-) -> None:
+def test_a_pod_sees_a_job_of_the_host(make_pod: Callable[..., Pod], job: subprocess.Popen[bytes], group: Path) -> None:
     pod = make_pod().start()
     ranks = until(
         lambda: (
@@ -235,9 +233,11 @@ def test_a_pod_that_listens_reads_its_secrets(
 ) -> None:
     listen, http = free_port(), free_port()
     pod = make_pod(
-        listen={"enabled": True, "port": listen}, metrics={"enabled": True, "port": http},
-        token={"secretName": "tokens"}, tls={"secretName": "nodes"},
-    )  # fmt: skip
+        listen={"enabled": True, "port": listen},
+        metrics={"enabled": True, "port": http},
+        token={"secretName": "tokens"},
+        tls={"secretName": "nodes"},
+    )
     pod.objects += secrets
     pod.start()
     authority = str(tmp_path / "ca" / "nodes.pem")

@@ -233,26 +233,44 @@ class FakeNode(NodeServicer):
             self.changes.pop(scope, None)
         wanted = (("", 0), (request.job, request.pid)) if request.job or request.pid else None
         shown = [
-            pb.Setting(key=key, value=value, default=self.settings[key], job=job, pid=pid, until_ns=until,
-                       persisted=kept, doc="what it means")
-            for name, default in self.settings.items() if request.key in ("", name)
-            for (key, job, pid), (value, until, kept) in
-            {(name, "", 0): (default, 0, False), **{s: c for s, c in self.changes.items() if s[0] == name}}.items()
+            pb.Setting(
+                key=key,
+                value=value,
+                default=self.settings[key],
+                job=job,
+                pid=pid,
+                until_ns=until,
+                persisted=kept,
+                doc="what it means",
+            )
+            for name, default in self.settings.items()
+            if request.key in ("", name)
+            for (key, job, pid), (value, until, kept) in {
+                (name, "", 0): (default, 0, False),
+                **{s: c for s, c in self.changes.items() if s[0] == name},
+            }.items()
             if wanted is None or (job, pid) in wanted
-        ]  # fmt: skip
+        ]
         return pb.ConfigReply(node=self.name, settings=shown)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         return pb.StatusReply(
-            node=self.name, version="0.1.0", instance="default", boot_id="b", processes=2, engine=self.engine,
+            node=self.name,
+            version="0.1.0",
+            instance="default",
+            boot_id="b",
+            processes=2,
+            engine=self.engine,
             state="paused" if self.paused else "running",
             reason="paused since 2026-11-22 03:12:07Z by `probingctl pause`" if self.paused else "",
-            started_ns=10 * SECOND, node_time_ns=400 * SECOND, store_bytes=123_456_789,
+            started_ns=10 * SECOND,
+            node_time_ns=400 * SECOND,
+            store_bytes=123_456_789,
             sources=[
                 pb.Source(name="nccl_uprobes", state="running", rows=12345, detail="libtorch_cpu.so"),
                 pb.Source(name="host", state="degraded", reason="no /proc/pressure", lost=3),
             ],
-        )  # fmt: skip
+        )
 
     def Peers(self, request: pb.PeersRequest, context: grpc.ServicerContext) -> pb.PeersReply:
         return pb.PeersReply(peers=self.peers)
@@ -275,23 +293,59 @@ def process(node: str, rank: int | None, pid: int, **more: Any) -> dict[str, Any
     """A row of process.processes."""
     role = "launcher" if rank is None else "trainer"
     return {
-        "node": node, "ts": time.time_ns(), "job": "j1", "run": "r1", "pid": pid, "start_ns": pid * SECOND,
-        "rank": rank, "local_rank": rank, "world_size": None if rank is None else 4, "ppid": 1, "uid": 0,
-        "role": role, "state": "running", "python": "3.11.2", "backends": "" if rank is None else "gloo",
-        "command": "python train.py --epochs 3", "job_source": "torchelastic", **more,
-    }  # fmt: skip
+        "node": node,
+        "ts": time.time_ns(),
+        "job": "j1",
+        "run": "r1",
+        "pid": pid,
+        "start_ns": pid * SECOND,
+        "rank": rank,
+        "local_rank": rank,
+        "world_size": None if rank is None else 4,
+        "ppid": 1,
+        "uid": 0,
+        "role": role,
+        "state": "running",
+        "python": "3.11.2",
+        "backends": "" if rank is None else "gloo",
+        "command": "python train.py --epochs 3",
+        "job_source": "torchelastic",
+        **more,
+    }
 
 
 def operation(node: str, rank: int, seq: int, late_ns: int = 0, **more: Any) -> dict[str, Any]:
     """A row of comm.ops: an all_reduce of 4 ranks that took 2 ms, called ``late_ns`` after the others."""
     at = _begin() + seq * 100_000_000 + late_ns
     return {
-        "node": node, "ts": at, "job": "j1", "run": "r1", "pid": 1000 + rank, "start_ns": SECOND, "tid": 1000 + rank,
-        "rank": rank, "comm": "default_pg", "comm_name": "default_pg", "comm_rank": rank, "comm_size": 4,
-        "backend": "gloo", "seq": seq, "op": "all_reduce", "dtype": "float32", "count": 250_000, "bytes": 1_000_000,
-        "t_call": at, "t_start": at, "t_done_hi": at + 2_000_000, "timing_source": "exact", "state": "done",
-        "duration_ns": 2_000_000, "algbw_gbps": 0.5, "busbw_gbps": 0.75, **more,
-    }  # fmt: skip
+        "node": node,
+        "ts": at,
+        "job": "j1",
+        "run": "r1",
+        "pid": 1000 + rank,
+        "start_ns": SECOND,
+        "tid": 1000 + rank,
+        "rank": rank,
+        "comm": "default_pg",
+        "comm_name": "default_pg",
+        "comm_rank": rank,
+        "comm_size": 4,
+        "backend": "gloo",
+        "seq": seq,
+        "op": "all_reduce",
+        "dtype": "float32",
+        "count": 250_000,
+        "bytes": 1_000_000,
+        "t_call": at,
+        "t_start": at,
+        "t_done_hi": at + 2_000_000,
+        "timing_source": "exact",
+        "state": "done",
+        "duration_ns": 2_000_000,
+        "algbw_gbps": 0.5,
+        "busbw_gbps": 0.75,
+        **more,
+    }
 
 
 def inflight(node: str, rank: int, seq: int, age_ns: int) -> dict[str, Any]:
@@ -304,16 +358,34 @@ def inflight(node: str, rank: int, seq: int, age_ns: int) -> dict[str, Any]:
 def communicator(node: str, rank: int) -> dict[str, Any]:
     """A row of comm.communicators."""
     return {
-        "node": node, "ts": time.time_ns(), "job": "j1", "run": "r1", "pid": 1000 + rank, "start_ns": SECOND,
-        "comm": "default_pg", "name": "default_pg", "backend": "gloo", "size": 4, "rank": rank, "job_rank": rank,
-    }  # fmt: skip
+        "node": node,
+        "ts": time.time_ns(),
+        "job": "j1",
+        "run": "r1",
+        "pid": 1000 + rank,
+        "start_ns": SECOND,
+        "comm": "default_pg",
+        "name": "default_pg",
+        "backend": "gloo",
+        "size": 4,
+        "rank": rank,
+        "job_rank": rank,
+    }
 
 
 def thread(rank: int, pid: int, tid: int, name: str, *frames: tuple[str, str, int | None], **more: Any) -> pb.Thread:
     return pb.Thread(
-        job="j1", run="r1", rank=rank, pid=pid, tid=tid, thread=name, state="sleeping", complete=True,
-        frames=[pb.Frame(func=f, file=p, lineno=n, frame_type="Python") for f, p, n in frames], **more,
-    )  # fmt: skip
+        job="j1",
+        run="r1",
+        rank=rank,
+        pid=pid,
+        tid=tid,
+        thread=name,
+        state="sleeping",
+        complete=True,
+        frames=[pb.Frame(func=f, file=p, lineno=n, frame_type="Python") for f, p, n in frames],
+        **more,
+    )
 
 
 def variable(rank: int, name: str, kind: str, shown: str | None, **more: Any) -> pb.Value:
@@ -326,10 +398,22 @@ def sample(node: str, rank: int | None, stack_id: int, count: int, **more: Any) 
     """A row of python.samples: ``count`` samples of 10 ms on the CPU, 20 s ago."""
     pid = 900 if rank is None else 1000 + rank
     return {
-        "node": node, "ts": _begin(), "job": "j1", "run": "r1", "pid": pid, "start_ns": SECOND, "rank": rank,
-        "tid": pid, "thread": "MainThread", "stack_id": stack_id, "on_cpu": True, "gil": True, "count": count,
-        "duration_ns": count * 10_000_000, **more,
-    }  # fmt: skip
+        "node": node,
+        "ts": _begin(),
+        "job": "j1",
+        "run": "r1",
+        "pid": pid,
+        "start_ns": SECOND,
+        "rank": rank,
+        "tid": pid,
+        "thread": "MainThread",
+        "stack_id": stack_id,
+        "on_cpu": True,
+        "gil": True,
+        "count": count,
+        "duration_ns": count * 10_000_000,
+        **more,
+    }
 
 
 def stack(node: str, stack_id: int, *frames: tuple[str, str, int | None], complete: bool = True) -> dict[str, Any]:
@@ -351,9 +435,11 @@ def _samples(node: str, rank: int) -> list[dict[str, Any]]:
     """100 samples of each rank: 3 of 4 in all_reduce, but of rank 2 nine of ten in read_batch; and 5 s off the CPU."""
     reading = 90 if rank == 2 else 25
     return [
-        sample(node, rank, 1, 100 - reading - 5), sample(node, rank, 2, 5), sample(node, rank, _HIGH, reading),
+        sample(node, rank, 1, 100 - reading - 5),
+        sample(node, rank, 2, 5),
+        sample(node, rank, _HIGH, reading),
         sample(node, rank, 1, 3, on_cpu=False, duration_ns=5 * SECOND, thread="pin_memory"),
-    ]  # fmt: skip
+    ]
 
 
 def hung_job(directory: Path) -> tuple[FakeNode, FakeNode]:
@@ -372,16 +458,30 @@ def hung_job(directory: Path) -> tuple[FakeNode, FakeNode]:
             # Each node writes the same stack down, and again after an hour.
             "python.stacks": [stack(name, *entry) for entry in _STACKS * 2],
             "probing.table_docs": [
-                {"node": name, "ts": 0, "table_schema": t.name.split(".")[0], "table_name": t.name.split(".")[1],
-                 "description": t.doc, "live": "yes" if t.live else "no"}
+                {
+                    "node": name,
+                    "ts": 0,
+                    "table_schema": t.name.split(".")[0],
+                    "table_name": t.name.split(".")[1],
+                    "description": t.doc,
+                    "live": "yes" if t.live else "no",
+                }
                 for t in TABLES.values()
             ],
             "probing.column_docs": [
-                {"node": name, "ts": 0, "table_schema": t.name.split(".")[0], "table_name": t.name.split(".")[1],
-                 "column_name": c.name, "type": str(c.plain_type), "description": c.doc}
-                for t in TABLES.values() for c in t.columns
+                {
+                    "node": name,
+                    "ts": 0,
+                    "table_schema": t.name.split(".")[0],
+                    "table_name": t.name.split(".")[1],
+                    "column_name": c.name,
+                    "type": str(c.plain_type),
+                    "description": c.doc,
+                }
+                for t in TABLES.values()
+                for c in t.columns
             ],
-        }  # fmt: skip
+        }
         node = FakeNode(directory, name, tables)
         waiting = ("all_reduce", "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", 2810)
         reading = ("read_batch", "/home/user/train.py", 31)

@@ -73,10 +73,14 @@ class Scene:
 
     def _node(self, name: str) -> FakeNode:
         node = FakeNode(self._directory, name)
-        node.replace("probing.table_docs", [
-            {"node": name, "ts": 0, "table_schema": t.split(".")[0], "table_name": t.split(".")[1], "live": "no"}
-            for t in TABLES if t not in self._without
-        ])  # fmt: skip
+        node.replace(
+            "probing.table_docs",
+            [
+                {"node": name, "ts": 0, "table_schema": t.split(".")[0], "table_name": t.split(".")[1], "live": "no"}
+                for t in TABLES
+                if t not in self._without
+            ],
+        )
         for table in self._without:
             with node.database() as cursor:
                 cursor.execute(f"DROP TABLE {table}")
@@ -97,34 +101,71 @@ class Scene:
     def _rows(self, node: str, own: list[Any], now: float) -> dict[str, list[Row]]:
         ns, step = int(now * SECOND), int((now - self._begun) * 4) + 1000
         tables: dict[str, list[Row]] = {
-            name: [] for name in (
-                "process.processes", "comm.progress", "comm.inflight", "train.steps", "process.memory",
-                "cpu.utilization", "gpu.utilization", "gpu.processes", "comm.ops", "python.variables",
+            name: []
+            for name in (
+                "process.processes",
+                "comm.progress",
+                "comm.inflight",
+                "train.steps",
+                "process.memory",
+                "cpu.utilization",
+                "gpu.utilization",
+                "gpu.processes",
+                "comm.ops",
+                "python.variables",
             )
-        }  # fmt: skip
+        }
         for job, rank, _, pid, device in own:
             who = {"node": node, "ts": ns, "job": job, "run": "r1", "pid": pid, "start_ns": pid * SECOND, "rank": rank}
             stuck, world = job == "llm-7b", _WORLD[job]
-            tables["process.processes"].append({
-                **who, "local_rank": rank, "world_size": world, "ppid": 1, "uid": 0, "role": "trainer",
-                "state": "running", "python": "3.11.2", "command": f"python train.py --job {job} --lr 0.01",
-            })  # fmt: skip
+            tables["process.processes"].append(
+                {
+                    **who,
+                    "local_rank": rank,
+                    "world_size": world,
+                    "ppid": 1,
+                    "uid": 0,
+                    "role": "trainer",
+                    "state": "running",
+                    "python": "3.11.2",
+                    "command": f"python train.py --job {job} --lr 0.01",
+                }
+            )
             done = 50 if stuck else 50 + int(now - self._begun) * 12
             late = 90_000_000 if job == "bert" and rank == 1 else rank * 1000
             # The same on both nodes, which are asked a moment apart.
             whole = int(now) * SECOND
             called = int(self._begun) * SECOND - 35 * SECOND + late if stuck else whole - 100_000_000 + late
             if world > 1:
-                tables["comm.progress"].append({
-                    **who, "world_size": world, "comm": "default_pg", "comm_name": "default_pg", "comm_rank": rank,
-                    "comm_size": world, "seq": done, "op": "all_reduce", "calls": done, "last_call": called,
-                })  # fmt: skip
+                tables["comm.progress"].append(
+                    {
+                        **who,
+                        "world_size": world,
+                        "comm": "default_pg",
+                        "comm_name": "default_pg",
+                        "comm_rank": rank,
+                        "comm_size": world,
+                        "seq": done,
+                        "op": "all_reduce",
+                        "calls": done,
+                        "last_call": called,
+                    }
+                )
                 tables["comm.ops"] += [_operation(who, world, done - i, called - i * 90_000_000) for i in range(12)]
             if stuck and rank != 2:
-                tables["comm.inflight"].append({
-                    **who, "comm": "default_pg", "comm_name": "default_pg", "comm_rank": rank, "comm_size": world,
-                    "op": "all_reduce", "seq": 50, "state": "started", "age_ns": 35 * SECOND + rank,
-                })  # fmt: skip
+                tables["comm.inflight"].append(
+                    {
+                        **who,
+                        "comm": "default_pg",
+                        "comm_name": "default_pg",
+                        "comm_rank": rank,
+                        "comm_size": world,
+                        "op": "all_reduce",
+                        "seq": 50,
+                        "state": "started",
+                        "age_ns": 35 * SECOND + rank,
+                    }
+                )
             if not stuck:
                 began = ns - SECOND // 4
                 tables["train.steps"].append(
@@ -134,10 +175,19 @@ class Scene:
             for back in range(60):
                 tables["cpu.utilization"].append(_cpu(who, ns - back * SECOND, now - back, stuck))
                 tables["gpu.utilization"].append(_gpu(node, ns - back * SECOND, now - back, device, stuck, rank))
-            tables["gpu.processes"].append({
-                **who, "role": "trainer", "backend": "cuda", "device_id": device, "uuid": f"GPU-{node}-{device}",
-                "source": "driver", "kind": "compute", "used_bytes": 58 * GB, "sm_pct": 90.0,
-            })  # fmt: skip
+            tables["gpu.processes"].append(
+                {
+                    **who,
+                    "role": "trainer",
+                    "backend": "cuda",
+                    "device_id": device,
+                    "uuid": f"GPU-{node}-{device}",
+                    "source": "driver",
+                    "kind": "compute",
+                    "used_bytes": 58 * GB,
+                    "sm_pct": 90.0,
+                }
+            )
             tables["python.variables"].append(
                 {**who, "tid": pid, "func": "main", "name": "loss", "type": "float", "value": "0.125"}
             )
@@ -161,42 +211,83 @@ _FINDINGS = (
 )
 
 
-def _finding(node: str, ns: int, job: str, name: str, verdict: str, severity: str, sentence: str, ranks: str,
-             victims: str) -> Row:  # fmt: skip
+def _finding(
+    node: str, ns: int, job: str, name: str, verdict: str, severity: str, sentence: str, ranks: str, victims: str
+) -> Row:
     return {
-        "node": node, "ts": ns - 30 * SECOND, "job": job, "run": "r1", "finding_id": name, "verdict": verdict,
-        "severity": severity, "state": "open", "confidence": 0.95, "sentence": sentence, "ranks": ranks,
-        "victims": victims, "opened": ns - 30 * SECOND,
-    }  # fmt: skip
+        "node": node,
+        "ts": ns - 30 * SECOND,
+        "job": job,
+        "run": "r1",
+        "finding_id": name,
+        "verdict": verdict,
+        "severity": severity,
+        "state": "open",
+        "confidence": 0.95,
+        "sentence": sentence,
+        "ranks": ranks,
+        "victims": victims,
+        "opened": ns - 30 * SECOND,
+    }
 
 
 def _operation(who: Row, world: int, seq: int, at: int) -> Row:
     return {
-        **who, "ts": at, "tid": who["pid"], "comm": "default_pg", "comm_name": "default_pg", "comm_size": world,
-        "comm_rank": who["rank"], "backend": "gloo", "seq": seq, "op": "all_reduce", "bytes": 4_000_000,
+        **who,
+        "ts": at,
+        "tid": who["pid"],
+        "comm": "default_pg",
+        "comm_name": "default_pg",
+        "comm_size": world,
+        "comm_rank": who["rank"],
+        "backend": "gloo",
+        "seq": seq,
+        "op": "all_reduce",
+        "bytes": 4_000_000,
         "state": "done",
-        "t_call": at, "duration_ns": 2_100_000, "busbw_gbps": 2.85,
-    }  # fmt: skip
+        "t_call": at,
+        "duration_ns": 2_100_000,
+        "busbw_gbps": 2.85,
+    }
 
 
 def _cpu(who: Row, ns: int, at: float, stuck: bool) -> Row:
     used = 100.0 if stuck else 140.0 + 60.0 * math.sin(at / 3 + who["rank"])
     return {
-        **who, "ts": ns, "role": "trainer", "scope": "process", "platform": "linux", "comm": "python",
+        **who,
+        "ts": ns,
+        "role": "trainer",
+        "scope": "process",
+        "platform": "linux",
+        "comm": "python",
         "wall_ns": SECOND,
-        "delta_total_ns": int(used * 1e7), "cpu_total_pct": used, "rss_kb": 12_000_000, "thread_count": 31,
-        "run_delay_ns": 5_000_000, "state": "running",
-    }  # fmt: skip
+        "delta_total_ns": int(used * 1e7),
+        "cpu_total_pct": used,
+        "rss_kb": 12_000_000,
+        "thread_count": 31,
+        "run_delay_ns": 5_000_000,
+        "state": "running",
+    }
 
 
 def _gpu(node: str, ns: int, at: float, device: int, stuck: bool, rank: int) -> Row:
     used = 100.0 if stuck else 75.0 + 20.0 * math.sin(at / 4 + rank)
     return {
-        "node": node, "ts": ns, "backend": "cuda", "device_id": device, "uuid": f"GPU-{node}-{device}",
-        "name": "NVIDIA H100 80GB HBM3", "total_bytes": 80 * GB, "used_bytes": 61 * GB + device * GB,
-        "gpu_util_pct": used, "temperature_c": 58.0 + device + used / 10, "power_w": 140.0 if stuck else 400.0 + used,
-        "power_limit_w": 700.0, "sm_clock_mhz": 1980, "clock_event_reasons": "sw_power_cap" if device == 2 else "",
-    }  # fmt: skip
+        "node": node,
+        "ts": ns,
+        "backend": "cuda",
+        "device_id": device,
+        "uuid": f"GPU-{node}-{device}",
+        "name": "NVIDIA H100 80GB HBM3",
+        "total_bytes": 80 * GB,
+        "used_bytes": 61 * GB + device * GB,
+        "gpu_util_pct": used,
+        "temperature_c": 58.0 + device + used / 10,
+        "power_w": 140.0 if stuck else 400.0 + used,
+        "power_limit_w": 700.0,
+        "sm_clock_mhz": 1980,
+        "clock_event_reasons": "sw_power_cap" if device == 2 else "",
+    }
 
 
 class Terminal:

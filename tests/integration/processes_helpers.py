@@ -22,9 +22,7 @@ __all__ = ("Listener", "descendants", "listening", "start_ns_of", "started")
 class Listener:
     """Starts ``python -m module`` behind ``prefix`` for each connection to ``path``, which is its descriptor 0."""
 
-    def __init__(
-        self, path: Path, module: str, prefix: tuple[str, ...] = (), arguments: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, path: Path, module: str, prefix: tuple[str, ...] = (), arguments: tuple[str, ...] = ()) -> None:
         self.path = str(path)
         self.processes: list[subprocess.Popen[bytes]] = []
         self._command = [*prefix, sys.executable, "-m", module, *arguments]

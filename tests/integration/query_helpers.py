@@ -177,14 +177,31 @@ def operations(count: int, *, start: int = 0, rank: int = 0) -> list[dict[str, A
     """Rows of comm.ops: one a ms from T0, as long as their number in us."""
     return [
         {
-            "node": "n0", "ts": T0 + i * 1_000_000, "job": "j", "run": "0", "pid": 100 + rank, "start_ns": 10_000_000,
-            "tid": 100 + rank, "rank": rank, "comm": "default_pg", "comm_rank": rank, "comm_size": 2,
-            "backend": "gloo", "seq": i, "op": "all_reduce" if i % 5 else "barrier", "dtype": "float32",
-            "count": 1000, "bytes": 4000, "timing_source": "exact", "state": "done", "start_ns_after": 1000,
-            "done_lo_ns": 1000 + i * 1000, "done_hi_ns": 1000 + i * 1000,
+            "node": "n0",
+            "ts": T0 + i * 1_000_000,
+            "job": "j",
+            "run": "0",
+            "pid": 100 + rank,
+            "start_ns": 10_000_000,
+            "tid": 100 + rank,
+            "rank": rank,
+            "comm": "default_pg",
+            "comm_rank": rank,
+            "comm_size": 2,
+            "backend": "gloo",
+            "seq": i,
+            "op": "all_reduce" if i % 5 else "barrier",
+            "dtype": "float32",
+            "count": 1000,
+            "bytes": 4000,
+            "timing_source": "exact",
+            "state": "done",
+            "start_ns_after": 1000,
+            "done_lo_ns": 1000 + i * 1000,
+            "done_hi_ns": 1000 + i * 1000,
         }
         for i in range(start, start + count)
-    ]  # fmt: skip
+    ]
 
 
 def logical(table: str, rows: Sequence[Mapping[str, Any]]) -> bytes:

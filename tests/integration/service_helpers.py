@@ -159,7 +159,12 @@ def serving(root: Path, *args: str, log: Path | None = None) -> Iterator[Service
     inetd = Inetd(runtime / "sql.sock", [f"--state_dir={root}/state"])
     tcp = f"127.0.0.1:{free_port()}"
     process = start(
-        root, f"--listen={tcp}", token_file(root), "--query.timeout_s=20", "--cluster.seeds=10.0.0.7:9000", *args,
+        root,
+        f"--listen={tcp}",
+        token_file(root),
+        "--query.timeout_s=20",
+        "--cluster.seeds=10.0.0.7:9000",
+        *args,
         log=log,
     )
     with grpc.insecure_channel(f"unix:{root}/s.sock") as channel:

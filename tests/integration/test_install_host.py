@@ -20,8 +20,12 @@ def make(target: str, image: Path) -> None:
     done = subprocess.run(
         [ROOT / "packaging" / "install-host.sh", target],
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DESTDIR": str(image), "PREFIX": PREFIX},
-        capture_output=True, text=True, check=False, cwd="/", timeout=900,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        timeout=900,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -41,9 +45,12 @@ def test_commands_run_from_the_prefix(image: Path, command: str, word: str) -> N
     assert link == Path(PREFIX, "bin", command)
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", AT_ITS_PLACE, image, PREFIX, link, word],
-        env={"PATH": "/usr/bin:/bin", "PROBING_TARGET": "unix:/nowhere"}, capture_output=True, text=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "PROBING_TARGET": "unix:/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
         cwd="/",
-    )  # fmt: skip
+    )
     assert command in done.stdout
     assert str(ROOT) not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -80,8 +80,12 @@ class Writing:
         heard, said = os.pipe()
         self.process = subprocess.Popen(
             [*command, str(said)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, pass_fds=[said],
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            pass_fds=[said],
+        )
         os.close(said)
         self.heard = heard
         self.do("" if str(command[0]) != sys.executable else "pass")

@@ -230,9 +230,7 @@ def expected_identity(made_by: str, readable: bool) -> str:
 
 
 @pytest.mark.parametrize("version", ["2.18.3", "2.27.5"])
-def test_what_is_not_made_is_no_communicator(
-    version: str, start: Start, open_session: Callable[..., Session]
-) -> None:
+def test_what_is_not_made_is_no_communicator(version: str, start: Start, open_session: Callable[..., Session]) -> None:
     program, doubles = start(version, "stripped")
     watcher = watch(open_session)
     watcher.attach(doubles.nccl)

@@ -242,9 +242,7 @@ int main(void)
 """
 
 
-def test_operations_of_later_versions_have_names_or_none(
-    tmp_path: Path, open_session: Callable[..., Session]
-) -> None:
+def test_operations_of_later_versions_have_names_or_none(tmp_path: Path, open_session: Callable[..., Session]) -> None:
     library, caller = build(tmp_path, NCCL_LAYOUTS[0], internal=True, program=LATER)
     watcher = Watcher(open_session(*OBJECTS), Anybody())
     watcher.attach(library)
@@ -252,8 +250,15 @@ def test_operations_of_later_versions_have_names_or_none(
     rows = watcher.rows()
     names = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", None, "send", "recv", "all_to_all")
     assert [row["op"] for row in rows] == [
-        *names, "scatter", "gather", "all_gather_v", "put_signal", "signal", "wait_signal", *[None] * 4
-    ]  # fmt: skip
+        *names,
+        "scatter",
+        "gather",
+        "all_gather_v",
+        "put_signal",
+        "signal",
+        "wait_signal",
+        *[None] * 4,
+    ]
     assert [row["op"] for row in rows if row["peer"] == 2] == ["send", "recv", "put_signal", "signal"]
     assert [row["op"] for row in rows if row["root"] == 2] == ["broadcast", "reduce", "scatter", "gather"]
     assert [row["op"] for row in rows if row["redop"] == "min"] == ["reduce", "reduce_scatter", "all_reduce"]

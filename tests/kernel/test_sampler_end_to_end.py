@@ -126,9 +126,7 @@ class Daemon:
         self.losses: list[Loss] = []
         self.samples: list[dict[str, Any]] = []
         self.reported: dict[int, Stack] = {}
-        self.sampler = PythonSampler(
-            self.programs, reader, self.stacks, self, self, "n1", lambda _: (hz, off_cpu)
-        )
+        self.sampler = PythonSampler(self.programs, reader, self.stacks, self, self, "n1", lambda _: (hz, off_cpu))
         self._clock = SystemClock()
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
@@ -206,10 +204,9 @@ def tell(process: subprocess.Popen[str]) -> None:
 def burns(stack: Stack) -> bool:
     """Whether it is a stack of the main thread of BURN, with a line that it can be in."""
     lines = {"leaf": {3, 4, 5, 6, 2}, "branch": {9}, "<module>": {15}}
-    return (
-        [func for func, _, _ in stack] == ["leaf", "branch", "<module>"]
-        and all(file == "<string>" and number in lines[func] for func, file, number in stack)
-    )  # fmt: skip
+    return [func for func, _, _ in stack] == ["leaf", "branch", "<module>"] and all(
+        file == "<string>" and number in lines[func] for func, file, number in stack
+    )
 
 
 @pytest.mark.parametrize("python", INTERPRETERS)
@@ -237,9 +234,7 @@ def test_time_off_the_cpu(pin_root: Path, until: Until) -> None:
 
 
 @pytest.mark.parametrize("python", INTERPRETERS)
-def test_one_that_ends_after_a_burst_keeps_its_samples(
-    python: str, pin_root: Path, until: Until
-) -> None:
+def test_one_that_ends_after_a_burst_keeps_its_samples(python: str, pin_root: Path, until: Until) -> None:
     with daemon(pin_root) as found, running(BURST, python, "-u") as process:
         assert line(process) == "ready"
         who = found.watch(process.pid, until)

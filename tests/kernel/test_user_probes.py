@@ -87,17 +87,28 @@ def test_with_the_rights_of_the_collector(open_tmp_path: Path) -> None:
     folder.mkdir()
     shutil.chown(folder, "probing", "probing")
     words = [
-        "setpriv", "--reuid=probing", "--regid=probing", "--clear-groups", f"--inh-caps={rights}",
-        f"--ambient-caps={rights}", f"--bounding-set={rights}", sys.executable, str(AS_DAEMON), str(folder),
-    ]  # fmt: skip
+        "setpriv",
+        "--reuid=probing",
+        "--regid=probing",
+        "--clear-groups",
+        f"--inh-caps={rights}",
+        f"--ambient-caps={rights}",
+        f"--bounding-set={rights}",
+        sys.executable,
+        str(AS_DAEMON),
+        str(folder),
+    ]
     # The kernel's tracing directory is not mounted everywhere.
     mount = "mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing"
     script = f"{mount}; exec {shlex.join(words)}"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "calls": {"0": 103}, "parents": {"0": 53}, "capabilities": "000000c000080004", "losses": 0
-    }  # fmt: skip
+        "calls": {"0": 103},
+        "parents": {"0": 53},
+        "capabilities": "000000c000080004",
+        "losses": 0,
+    }
 
 
 def test_the_examples_count_loads_and_allocations(bench: Bench, run: Callable[..., Process]) -> None:
@@ -112,8 +123,9 @@ def test_the_examples_count_loads_and_allocations(bench: Bench, run: Callable[..
     process.do("malloc", 13, (64 << 20) - 8192)
     loads = bench.drained("user.library_loads")
     assert Counter((row["path"], row["failed"], row["rank"]) for row in loads) == {
-        (library, 0, 3): 7, ("/no/such/library.so", 1, 3): 5
-    }  # fmt: skip
+        (library, 0, 3): 7,
+        ("/no/such/library.so", 1, 3): 5,
+    }
     assert all(0 < row["duration_ns"] < 60 * 10**9 for row in loads)
     allocations = bench.rows.of("user.large_allocations")
     assert Counter((row["anonymous"], row["rank"]) for row in allocations) == {(1, 3): 11}
@@ -247,6 +259,4 @@ def test_a_probe_in_all_processes(bench: Bench, run: Callable[..., Process], tar
     stranger.do("tell", 41, 0, "x")
     rows = bench.drained("user.calls")
     found = Counter((row["pid"], row["start_ns"], row["job"], row["rank"]) for row in rows)
-    assert found == {
-        (trainer.pid, trainer.start_ns, "job-1", 0): 37, (stranger.pid, stranger.start_ns, None, None): 41
-    }  # fmt: skip
+    assert found == {(trainer.pid, trainer.start_ns, "job-1", 0): 37, (stranger.pid, stranger.start_ns, None, None): 41}

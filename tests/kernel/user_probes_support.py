@@ -198,9 +198,16 @@ class Bench:
         self.rows, self.known = Rows(), Known()
         self.tables = UserTables(folder / "user_tables.json")
         self.probes = UserProbes(
-            self.folder, self.tables, self.rows, self.known, Readers(), find_symbols, "node-1", SystemClock(),
+            self.folder,
+            self.tables,
+            self.rows,
+            self.known,
+            Readers(),
+            find_symbols,
+            "node-1",
+            SystemClock(),
             multi=multi,
-        )  # fmt: skip
+        )
 
     def write(self, name: str, toml: str, code: str) -> None:
         (self.folder / f"{name}.c").write_text(code)

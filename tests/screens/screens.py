@@ -122,8 +122,12 @@ def dead(directory: Path, base: Path) -> None:
 
 
 STATES: dict[str, Callable[[Path, Path], None]] = {
-    "healthy": healthy, "paused": paused, "hung": hung, "hung_before": hung_before, "dead": dead
-}  # fmt: skip
+    "healthy": healthy,
+    "paused": paused,
+    "hung": hung,
+    "hung_before": hung_before,
+    "dead": dead,
+}
 
 
 def main() -> None:

@@ -89,10 +89,16 @@ def main() -> int:
             run.victim.close()
             lost, rows = collection.appended - collection.stored(), collection.appended
     summary = {
-        "answers": dict(run.answers), "failed": run.failed, "peak_bytes": run.peak, "limit_bytes": memory, "rows": rows,
-        "lost": lost, "longest_s": round(run.longest, 2), "deadline_s": options.deadline,
+        "answers": dict(run.answers),
+        "failed": run.failed,
+        "peak_bytes": run.peak,
+        "limit_bytes": memory,
+        "rows": rows,
+        "lost": lost,
+        "longest_s": round(run.longest, 2),
+        "deadline_s": options.deadline,
         "seconds": round(time.monotonic() - begin, 1),
-    }  # fmt: skip
+    }
     print(json.dumps(summary))
     return 1 if run.failed or lost else 0
 

@@ -223,9 +223,14 @@ def main() -> None:
         done = kill_writers(options.rounds, options.records, options.seed)
     else:
         done = kill_collectors(
-            options.seconds, options.rounds, options.rate, options.processes, options.ring_bytes, options.seed,
+            options.seconds,
+            options.rounds,
+            options.rate,
+            options.processes,
+            options.ring_bytes,
+            options.seed,
             whole=options.whole,
-        )  # fmt: skip
+        )
     print(json.dumps({"what": options.what, **done, "wall_s": round(time.monotonic() - begin)}))
 
 

@@ -33,7 +33,12 @@ def find(case: Case) -> Iterator[Finding]:
     for rank, threads in counts.items():
         if threads > 4 * usual:
             yield Finding(
-                MANY_THREADS, NOTE, 0.6, f"rank {rank} has {threads} threads, the others about {usual:.0f}",
-                culprits=(case.culprit(rank),), evidence=(f"threads by rank: {counts}",),
-                refuted_by=(MANY_THREADS.refuted_by,), next_steps=MANY_THREADS.next_steps,
-            )  # fmt: skip
+                MANY_THREADS,
+                NOTE,
+                0.6,
+                f"rank {rank} has {threads} threads, the others about {usual:.0f}",
+                culprits=(case.culprit(rank),),
+                evidence=(f"threads by rank: {counts}",),
+                refuted_by=(MANY_THREADS.refuted_by,),
+                next_steps=MANY_THREADS.next_steps,
+            )

@@ -165,9 +165,7 @@ class Files:
     def refused_to(self, uid: int, *, silent: bool = False) -> int:
         """Returns how many files of a user were refused lately; ``silent``: how many did not answer."""
         since = time.monotonic() - SHOWN_S
-        return sum(
-            known[2] == uid and r.at > since and (r.silent or not silent) for known, r in self._refusals.items()
-        )
+        return sum(known[2] == uid and r.at > since and (r.silent or not silent) for known, r in self._refusals.items())
 
     def attached(self) -> Counter[str]:
         """Returns how many files of each path have probes, the newest first."""

@@ -45,9 +45,7 @@ class Mapped(NamedTuple):
 class LibraryProbes:
     """For one thread, but for ``files.attached`` and ``files.refused``."""
 
-    def __init__(
-        self, session: Session, libraries: Sequence[ProbedLibrary], sink: Sink, clock: Clock
-    ) -> None:
+    def __init__(self, session: Session, libraries: Sequence[ProbedLibrary], sink: Sink, clock: Clock) -> None:
         self._session = session
         self._libraries = tuple(libraries)
         self._sink = sink

@@ -242,9 +242,14 @@ class LibraryWatch:
         process = mapped.process
         try:
             fd = self._readers.call(
-                "open", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, patience=OPEN_PATIENCE_S,
-                start=mapped.mapping.start, served=self._fuse,
-            ).take_fd()  # fmt: skip
+                "open",
+                pid=process.pid,
+                start_ns=process.start_ns,
+                timeout=READ_TIMEOUT_S,
+                patience=OPEN_PATIENCE_S,
+                start=mapped.mapping.start,
+                served=self._fuse,
+            ).take_fd()
         except (TargetTimeout, InternalError, ProcessGone):
             raise
         except ProbingError as e:
@@ -264,9 +269,13 @@ class LibraryWatch:
     def _mapped(self, process: ProcessNow) -> dict[Key, Mapping]:
         """Returns one executable mapping of each file of interest."""
         answer = self._readers.call(
-            "maps", pid=process.pid, start_ns=process.start_ns, timeout=READ_TIMEOUT_S, patience=MAPS_PATIENCE_S,
+            "maps",
+            pid=process.pid,
+            start_ns=process.start_ns,
+            timeout=READ_TIMEOUT_S,
+            patience=MAPS_PATIENCE_S,
             names=self._probes.names,
-        )  # fmt: skip
+        )
         found: dict[Key, Mapping] = {}
         for mapping in parse_maps(answer.payload):
             if mapping.executable and mapping.inode and self._probes.interesting(mapping.path):

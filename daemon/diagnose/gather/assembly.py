@@ -24,10 +24,21 @@ _MAX_STEPS = 64
 _MAX_PROCESSES = 1024
 _ENV = frozenset(
     (
-        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
-        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_RUN_ID",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS",
     )
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +99,14 @@ def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) 
 def _node(gathered: Gathered, advanced_ns: int | None, ranks: Mapping[Key, int]) -> NodeFacts:
     total, available = read_meminfo()
     return NodeFacts(
-        gathered.node, gathered.taken_ns, gathered.watching_since_ns, advanced_ns, memory_total_bytes=total,
-        memory_available_bytes=available, hardware=hardware_of(gathered.hardware, gathered.devices, ranks),
-    )  # fmt: skip
+        gathered.node,
+        gathered.taken_ns,
+        gathered.watching_since_ns,
+        advanced_ns,
+        memory_total_bytes=total,
+        memory_available_bytes=available,
+        hardware=hardware_of(gathered.hardware, gathered.devices, ranks),
+    )
 
 
 def _ranks(
@@ -120,12 +136,27 @@ def _ranks(
 def _rank(gathered: Gathered, number: int, one: JobProcess, operations: Operations) -> Rank:
     past = gathered.history.get(one.key) or History()
     return Rank(
-        number, gathered.node, one.key.pid, one.key.start_ns, _state(one), one.local_rank, one.node_rank,
-        one.world_size, exit=one.exit, started_ns=one.started_ns, open=operations.open, done=operations.done,
-        progress=operations.progress, threads=gathered.threads.get(one.key, ()),
-        condition=gathered.conditions.get(one.key), samples=tuple(past.samples), past_samples=tuple(past.past_samples),
-        steps=tuple(past.steps[-_MAX_STEPS:]), series=tuple(past.series), logs=tuple(past.logs),
-    )  # fmt: skip
+        number,
+        gathered.node,
+        one.key.pid,
+        one.key.start_ns,
+        _state(one),
+        one.local_rank,
+        one.node_rank,
+        one.world_size,
+        exit=one.exit,
+        started_ns=one.started_ns,
+        open=operations.open,
+        done=operations.done,
+        progress=operations.progress,
+        threads=gathered.threads.get(one.key, ()),
+        condition=gathered.conditions.get(one.key),
+        samples=tuple(past.samples),
+        past_samples=tuple(past.past_samples),
+        steps=tuple(past.steps[-_MAX_STEPS:]),
+        series=tuple(past.series),
+        logs=tuple(past.logs),
+    )
 
 
 def _state(one: JobProcess) -> str:

@@ -69,9 +69,20 @@ def _few_helpers(rank: Rank) -> Rank:
 
 def _bare(rank: Rank) -> Rank:
     return replace(
-        rank, open=rank.open[:8], progress=rank.progress[:64], logs=(), series=(), samples=(), past_samples=(),
-        helpers=(), steps=(), witnesses=(), env=(), threads=rank.threads[:1], condition=None,
-    )  # fmt: skip
+        rank,
+        open=rank.open[:8],
+        progress=rank.progress[:64],
+        logs=(),
+        series=(),
+        samples=(),
+        past_samples=(),
+        helpers=(),
+        steps=(),
+        witnesses=(),
+        env=(),
+        threads=rank.threads[:1],
+        condition=None,
+    )
 
 
 _CUTS: Sequence[tuple[str, str, _Cut]] = (

@@ -142,9 +142,20 @@ class Gatherer:
         conditions, waits = self._conditions(job, window, read)
         threads = _threads(read, waits, history)
         gathered = Gathered(
-            self._node, job, self._stall_s, request.taken_ns, self._watching_since(deadline), live, rows, history,
-            threads, conditions, parts, request.devices, [*request.missing, *missing, *lacking, *read.missing],
-        )  # fmt: skip
+            self._node,
+            job,
+            self._stall_s,
+            request.taken_ns,
+            self._watching_since(deadline),
+            live,
+            rows,
+            history,
+            threads,
+            conditions,
+            parts,
+            request.devices,
+            [*request.missing, *missing, *lacking, *read.missing],
+        )
         runs = _runs(known.values(), run, self._now_ns())
         if not runs:
             raise NotFound(f"no run {run!r} of job {job!r} is known", hint="leave the run out to get the newest")

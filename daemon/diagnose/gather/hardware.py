@@ -29,10 +29,18 @@ _USUAL = "'ecc_single_bit', 'pstate', 'clocks', 'power_source', 'throttled', 'un
 # Of what programs wrote and of processes that ended other rules know more.
 _OF_PROGRAMS = "'other', 'oom', 'oom_kill', 'segfault', 'page_allocation', 'link_up'"
 _RISING = (
-    "link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors", "port_rcv_remote_physical_errors",
-    "local_link_integrity_errors", "excessive_buffer_overrun_errors", "local_ack_timeout_err", "out_of_sequence",
-    "packet_seq_err", "port_xmit_discards",
-)  # fmt: skip
+    "link_downed",
+    "link_error_recovery",
+    "symbol_error",
+    "port_rcv_errors",
+    "port_rcv_remote_physical_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "local_ack_timeout_err",
+    "out_of_sequence",
+    "packet_seq_err",
+    "port_xmit_discards",
+)
 _LONGEST = 200
 
 
@@ -130,18 +138,31 @@ def _gpus(rows: Rows, devices: Sequence[Row], ranks: Mapping[Key, int]) -> tuple
         made.append(
             Gpu(
                 **{"name": one.get("name"), "total_bytes": one.get("total_bytes"), **values},
-                device=device, ranks=users.get((device,), ()), state=one.get("state") or "ok",
-                reason=_cut(one.get("reason")), max_clock_mhz=one.get("max_sm_clock_mhz"),
-                lanes=one.get("pcie_width"), max_lanes=one.get("pcie_width_max"),
+                device=device,
+                ranks=users.get((device,), ()),
+                state=one.get("state") or "ok",
+                reason=_cut(one.get("reason")),
+                max_clock_mhz=one.get("max_sm_clock_mhz"),
+                lanes=one.get("pcie_width"),
+                max_lanes=one.get("pcie_width_max"),
             )
-        )  # fmt: skip
+        )
     return tuple(made[:64])
 
 
 def _gpu_events(rows: Rows) -> Iterable[HardwareEvent]:
     for row in rows.get("events of GPUs", ()):
-        yield HardwareEvent("gpu", row["kind"], row["first_ns"], row["last_ns"], row["count"], _cut(row["text"]) or "",
-                            row["device_id"], None, row["code"])  # fmt: skip
+        yield HardwareEvent(
+            "gpu",
+            row["kind"],
+            row["first_ns"],
+            row["last_ns"],
+            row["count"],
+            _cut(row["text"]) or "",
+            row["device_id"],
+            None,
+            row["code"],
+        )
 
 
 def _kernel_events(rows: Rows, devices: Sequence[Row]) -> Iterable[HardwareEvent]:
@@ -152,8 +173,18 @@ def _kernel_events(rows: Rows, devices: Sequence[Row]) -> Iterable[HardwareEvent
         gpu = numbers.get(_address(row["device"])) if row["device"] else None
         if row["kind"] == "xid" and (gpu, row["code"]) in known:
             continue
-        yield HardwareEvent("kernel", row["kind"], row["first_ns"], row["last_ns"], row["count"],
-                            _cut(row["text"]) or "", gpu, _cut(row["device"]), row["code"], row["pid"])  # fmt: skip
+        yield HardwareEvent(
+            "kernel",
+            row["kind"],
+            row["first_ns"],
+            row["last_ns"],
+            row["count"],
+            _cut(row["text"]) or "",
+            gpu,
+            _cut(row["device"]),
+            row["code"],
+            row["pid"],
+        )
 
 
 def _address(bus_id: str) -> str:
@@ -165,26 +196,44 @@ def _ports(rows: Rows, qps: Sequence[Row], ranks: Mapping[Key, int]) -> tuple[Ne
     users = _users(qps, ranks, "hca", "port")
     return tuple(
         NetworkPort(
-            row["hca"], row["port"], users.get((row["hca"], row["port"]), ()), row["netdev"], row["state"],
-            row["physical_state"], tuple((name, int(row[name])) for name in _RISING if row[name]), row["seconds"],
+            row["hca"],
+            row["port"],
+            users.get((row["hca"], row["port"]), ()),
+            row["netdev"],
+            row["state"],
+            row["physical_state"],
+            tuple((name, int(row[name])) for name in _RISING if row[name]),
+            row["seconds"],
         )
         for row in rows.get("ports of RDMA", ())
-    )  # fmt: skip
+    )
 
 
 def _path(row: Row, rank: int) -> NetworkPath:
     return NetworkPath(
-        rank, _cut(row["peer"]) or "", int(row["segments"] or 0), int(row["resent"] or 0), int(row["timeouts"] or 0),
-        row["round_trip_ns"], bool(row["local"]),
-    )  # fmt: skip
+        rank,
+        _cut(row["peer"]) or "",
+        int(row["segments"] or 0),
+        int(row["resent"] or 0),
+        int(row["timeouts"] or 0),
+        row["round_trip_ns"],
+        bool(row["local"]),
+    )
 
 
 def _file_systems(rows: Sequence[Row], ranks: Mapping[Key, int]) -> Iterable[FileSystem]:
     for row in rows:
         own = None if row["pid"] is None else ranks.get(Key.of(row))
         if row["pid"] is None or own is not None:
-            yield FileSystem(_cut(row["mount_point"]) or "", _cut(row["kind"]), own, row["used"],
-                             row["available_bytes"], row["answers"], row["read_only"])  # fmt: skip
+            yield FileSystem(
+                _cut(row["mount_point"]) or "",
+                _cut(row["kind"]),
+                own,
+                row["used"],
+                row["available_bytes"],
+                row["answers"],
+                row["read_only"],
+            )
 
 
 def _cut(value: str | None) -> str | None:

@@ -98,10 +98,22 @@ def _communicator(comm: str, rows: Sequence[Row], ranks: Mapping[Key, int]) -> C
 def _operation(row: Row, called_ns: int, done_ns: int | None) -> Operation:
     error = row.get("error")
     return Operation(
-        row["comm"] or "", row["seq"], row["op"], called_ns, done_ns, row["state"], row["dtype"], row["count"],
-        row["bytes"], row["redop"], row["root"], row["peer"], row["tid"], row["async_op"],
+        row["comm"] or "",
+        row["seq"],
+        row["op"],
+        called_ns,
+        done_ns,
+        row["state"],
+        row["dtype"],
+        row["count"],
+        row["bytes"],
+        row["redop"],
+        row["root"],
+        row["peer"],
+        row["tid"],
+        row["async_op"],
         error[:_TEXT] if error else None,
-    )  # fmt: skip
+    )
 
 
 def _identity(one: Operation) -> tuple[str, int | None, str | None, int | None, int | None]:

@@ -64,10 +64,17 @@ def known_processes(rows: Iterable[Row], job: str, now_ns: int) -> dict[Key, Job
         if row["job"] == job:
             ended = row["state"] == "exited"
             found[Key.of(row)] = JobProcess(
-                Key.of(row), row["run"] or "", row["role"] or "other", row["rank"], row["local_rank"],
-                row["node_rank"], row["world_size"], row["ppid"], row["state"],
+                Key.of(row),
+                row["run"] or "",
+                row["role"] or "other",
+                row["rank"],
+                row["local_rank"],
+                row["node_rank"],
+                row["world_size"],
+                row["ppid"],
+                row["state"],
                 started_ns=None if ended else booted_ns + row["start_ns"],
-            )  # fmt: skip
+            )
     return found
 
 

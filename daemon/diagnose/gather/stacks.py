@@ -96,9 +96,17 @@ def _thread(
     wait: dict[str, Any] = {name: waits.get(tid, {}).get(name) for name in _WAIT}
     since = _since(frames, innermost) if main else None
     return Thread(
-        tid, (thread.get("thread") or "")[:_TEXT], main, thread.get("state") or None, thread.get("gil"), frames, since,
-        moving.get(tid), (thread.get("native_missing") or "")[:_TEXT], **wait,
-    )  # fmt: skip
+        tid,
+        (thread.get("thread") or "")[:_TEXT],
+        main,
+        thread.get("state") or None,
+        thread.get("gil"),
+        frames,
+        since,
+        moving.get(tid),
+        (thread.get("native_missing") or "")[:_TEXT],
+        **wait,
+    )
 
 
 def _ends(frames: Sequence[WireFrame]) -> Sequence[WireFrame]:

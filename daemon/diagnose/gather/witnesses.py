@@ -80,9 +80,13 @@ def add_witnesses(
 
 def _error(row: _Row) -> Witness:
     return Witness(
-        "probe", row["comm"], row["ts_ns"], async_error=_text(row["async_error"]), aborted=row["aborted"],
+        "probe",
+        row["comm"],
+        row["ts_ns"],
+        async_error=_text(row["async_error"]),
+        aborted=row["aborted"],
         state=row["state"],
-    )  # fmt: skip
+    )
 
 
 def _ras(
@@ -118,11 +122,16 @@ def _unambiguous(ranks: Sequence[Rank]) -> dict[int, int]:
 
 def _ras_witness(row: _Row) -> Witness:
     return Witness(
-        "ras", row["comm"], row["ts_ns"],
+        "ras",
+        row["comm"],
+        row["ts_ns"],
         launched=tuple((op, row[op]) for op in _LAUNCHED if row[op] is not None),
-        missing=bool(row["missing"]), dead=bool(row["considered_dead"]),
-        async_error=_text(row["async_error"]), aborted=row["abort_flag"], state=_text(row["init_state"]),
-    )  # fmt: skip
+        missing=bool(row["missing"]),
+        dead=bool(row["considered_dead"]),
+        async_error=_text(row["async_error"]),
+        aborted=row["abort_flag"],
+        state=_text(row["init_state"]),
+    )
 
 
 def _unreached(row: _Row, rank: int | None) -> Missing:
@@ -162,10 +171,16 @@ def _operation(row: _Row, comm: str) -> Operation:
     called, done = row["time_created_ns"], row["time_discovered_completed_ns"]
     dtype = next(iter(_listed(row["input_dtypes"])), None)
     return Operation(
-        comm, row["p2p_seq_id"] if row["is_p2p"] else row["collective_seq_id"], _op(row["profiling_name"]), called,
-        done, state=row["state"], dtype=dtype[:_MAX_TEXT].lower() if isinstance(dtype, str) else None,
-        count=_elements(row["input_sizes"]), source="flight_recorder",
-    )  # fmt: skip
+        comm,
+        row["p2p_seq_id"] if row["is_p2p"] else row["collective_seq_id"],
+        _op(row["profiling_name"]),
+        called,
+        done,
+        state=row["state"],
+        dtype=dtype[:_MAX_TEXT].lower() if isinstance(dtype, str) else None,
+        count=_elements(row["input_sizes"]),
+        source="flight_recorder",
+    )
 
 
 def _op(name: str | None) -> str | None:

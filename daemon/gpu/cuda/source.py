@@ -114,9 +114,16 @@ class CudaSource(Source):
 
         symbols = symbols_by(context.parsers.libraries)
         return cls(
-            context.session, context.processes, context.node, symbols, context.sink, context.readers, context.clock,
-            options(), options,
-        )  # fmt: skip
+            context.session,
+            context.processes,
+            context.node,
+            symbols,
+            context.sink,
+            context.readers,
+            context.clock,
+            options(),
+            options,
+        )
 
     @property
     def rings(self) -> Mapping[str, RingConsumer]:

@@ -15,9 +15,17 @@ MAX_GPUS = 64
 MAX_MIGS = 16
 _SM, _MEMORY = 1, 2
 _ARCHITECTURES = {
-    2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper",
-    10: "blackwell", 13: "rubin",
-}  # fmt: skip
+    2: "kepler",
+    3: "maxwell",
+    4: "pascal",
+    5: "volta",
+    6: "turing",
+    7: "ampere",
+    8: "ada",
+    9: "hopper",
+    10: "blackwell",
+    13: "rubin",
+}
 Facts = dict[str, Any]
 
 

@@ -25,13 +25,28 @@ _TYPES = {
 }
 # nvmlClocksEventReason* of nvml.h.
 CLOCK_REASONS = {
-    0x1: "gpu_idle", 0x2: "app_clocks", 0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x10: "sync_boost",
-    0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "hw_power_brake", 0x100: "display",
-}  # fmt: skip
+    0x1: "gpu_idle",
+    0x2: "app_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display",
+}
 # Reasons that say that something is wrong; a power cap alone is the everyday state of a busy GPU.
 _THROTTLES = 0x8 | 0x20 | 0x40 | 0x80
-RECOVERY = {0: "none", 1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset", 5: "recover_imex_domain",
-            6: "bus_reset", 7: "system_reboot"}  # fmt: skip
+RECOVERY = {
+    0: "none",
+    1: "reset",
+    2: "reboot",
+    3: "drain_p2p",
+    4: "drain_and_reset",
+    5: "recover_imex_domain",
+    6: "bus_reset",
+    7: "system_reboot",
+}
 _GROWING = {
     "remapped_corrected": ("row_remapped", "{more} rows of memory were remapped after corrected errors"),
     "remapped_uncorrected": ("row_remapped", "{more} rows of memory were remapped after errors that nothing corrected"),

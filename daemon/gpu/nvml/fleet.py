@@ -8,8 +8,12 @@ from typing import Any
 __all__ = ("Fleet",)
 
 MAX_DEVICES = 1_024
-_PCIE = {"pcie_width": "width", "pcie_width_max": "width_max", "pcie_gen": "generation",
-         "pcie_gen_max": "generation_max"}  # fmt: skip
+_PCIE = {
+    "pcie_width": "width",
+    "pcie_width_max": "width_max",
+    "pcie_gen": "generation",
+    "pcie_gen_max": "generation_max",
+}
 _SHARED = ("numa_node", "cpu_list", *_PCIE)
 Row = dict[str, Any]
 
@@ -38,8 +42,7 @@ class Fleet:
         return f"{text}, driver {driver}" if driver else text if self.devices else ""
 
     def take(self, content: Mapping[str, Any]) -> dict[int, str | None]:
-        """Takes an answer; returns the GPUs that were lost since the last one, with a reason, and those that are back.
-        """
+        """Takes an answer; returns (GPUs lost since the last answer, with a reason, and GPUs that are back)."""
         if "devices" in content:
             self._take_devices(content)
         before, now = self.lost, {int(n): str(text)[:200] for n, text in (content.get("lost") or {}).items()}

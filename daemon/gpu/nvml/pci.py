@@ -10,15 +10,32 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ("Link", "Nic", "bytes_per_s", "generation_of", "link_of", "near_cpus", "nics", "numa_node", "path_between",
-           "place_of", "slot_above")  # fmt: skip
+__all__ = (
+    "Link",
+    "Nic",
+    "bytes_per_s",
+    "generation_of",
+    "link_of",
+    "near_cpus",
+    "nics",
+    "numa_node",
+    "path_between",
+    "place_of",
+    "slot_above",
+)
 
 MAX_NICS = 256
 MAX_TEXT = 4_096
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # Transfers a second of one lane, and which part of them is data: 8b/10b, 128b/130b, FLITs.
-_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 8e9 / 8 * 128 / 130, 4: 16e9 / 8 * 128 / 130, 5: 32e9 / 8 * 128 / 130,
-                     6: 64e9 / 8 * 242 / 256}  # fmt: skip
+_LANE_BYTES_PER_S = {
+    1: 0.25e9,
+    2: 0.5e9,
+    3: 8e9 / 8 * 128 / 130,
+    4: 16e9 / 8 * 128 / 130,
+    5: 32e9 / 8 * 128 / 130,
+    6: 64e9 / 8 * 242 / 256,
+}
 _GENERATIONS = {"2.5": 1, "5.0": 2, "5": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 
 
@@ -55,8 +72,9 @@ def path_between(one: tuple[str, ...], other: tuple[str, ...], nodes: tuple[int 
     """Returns PIX, PXB, PHB, NODE or SYS for two places, by the words of `nvidia-smi topo -m`; None where unknown."""
     if not one or not other:
         return None
-    shared = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-                  min(len(one), len(other)))  # fmt: skip
+    shared = next(
+        (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
     if shared == 0:
         return "NODE" if nodes[0] is not None and nodes[0] == nodes[1] else "SYS"
     if shared == 1:
@@ -110,8 +128,11 @@ def bytes_per_s(width: int | None, generation: int | None) -> float | None:
 
 def nics(root: Path) -> list[Nic]:
     """Returns the RDMA devices, and the network interfaces on PCI that are none of them, without virtual functions."""
-    hcas = {name: address for name in _names(root / "class/infiniband")
-            if (address := _address(root / "class/infiniband" / name))}  # fmt: skip
+    hcas = {
+        name: address
+        for name in _names(root / "class/infiniband")
+        if (address := _address(root / "class/infiniband" / name))
+    }
     found = [Nic(name, "hca", address) for name, address in hcas.items()]
     taken = set(hcas.values())
     for name in _names(root / "class/net"):

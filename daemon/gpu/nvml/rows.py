@@ -15,13 +15,39 @@ KIB, MIB, KB = 1024, 1 << 20, 1000
 BUSY_PCT = 50
 _FLAGS = ("remap_pending", "remap_failed", "retirement_pending")
 _SAME = (
-    "free_bytes", "total_bytes", "used_bytes", "reserved_bytes", "gpu_util_pct", "mem_controller_util_pct",
-    "encoder_util_pct", "decoder_util_pct", "temperature_c", "power_w", "mem_temperature_c", "power_limit_w",
-    "sm_clock_mhz", "mem_clock_mhz", "pstate", "graphics_active_pct", "sm_active_pct", "sm_occupancy_pct",
-    "tensor_active_pct", "fp64_active_pct", "fp32_active_pct", "fp16_active_pct", "dram_active_pct", "ecc_corrected",
-    "ecc_uncorrected", "ecc_corrected_total", "ecc_uncorrected_total", "remapped_corrected", "remapped_uncorrected",
-    "retired_pages_sbe", "retired_pages_dbe", "pcie_replays",
-)  # fmt: skip
+    "free_bytes",
+    "total_bytes",
+    "used_bytes",
+    "reserved_bytes",
+    "gpu_util_pct",
+    "mem_controller_util_pct",
+    "encoder_util_pct",
+    "decoder_util_pct",
+    "temperature_c",
+    "power_w",
+    "mem_temperature_c",
+    "power_limit_w",
+    "sm_clock_mhz",
+    "mem_clock_mhz",
+    "pstate",
+    "graphics_active_pct",
+    "sm_active_pct",
+    "sm_occupancy_pct",
+    "tensor_active_pct",
+    "fp64_active_pct",
+    "fp32_active_pct",
+    "fp16_active_pct",
+    "dram_active_pct",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "ecc_corrected_total",
+    "ecc_uncorrected_total",
+    "remapped_corrected",
+    "remapped_uncorrected",
+    "retired_pages_sbe",
+    "retired_pages_dbe",
+    "pcie_replays",
+)
 # Time in ns that the driver adds up.
 _TIMES = ("power_capped", "sw_thermal", "hw_thermal", "power_brake")
 Row = dict[str, Any]
@@ -69,9 +95,27 @@ def _traffic(key: str, values: Values, counters: Counters, at_ns: int) -> Row:
     return row
 
 
-_LINK = ("kind", "link", "peer", "peer_kind", "peer_id", "path", "p2p", "numa_node", "state", "width", "width_max",
-         "generation", "generation_max", "speed_bytes_per_s", "speed_max_bytes_per_s", "replays", "recoveries",
-         "crc_errors", "fatal_errors")  # fmt: skip
+_LINK = (
+    "kind",
+    "link",
+    "peer",
+    "peer_kind",
+    "peer_id",
+    "path",
+    "p2p",
+    "numa_node",
+    "state",
+    "width",
+    "width_max",
+    "generation",
+    "generation_max",
+    "speed_bytes_per_s",
+    "speed_max_bytes_per_s",
+    "replays",
+    "recoveries",
+    "crc_errors",
+    "fatal_errors",
+)
 
 
 def link_row(link: Values, facts: Values, values: Values, counters: Counters, at_ns: int) -> Row:
@@ -90,9 +134,7 @@ def link_row(link: Values, facts: Values, values: Values, counters: Counters, at
 
 
 def _pcie_state(link: Values, values: Values) -> str | None:
-    width, most, speed, best = (
-        link.get(name) for name in ("width", "width_max", "generation", "generation_max")
-    )
+    width, most, speed, best = (link.get(name) for name in ("width", "width_max", "generation", "generation_max"))
     if not width or not most:
         return None
     busy = (values.get("gpu_util_pct") or 0) >= BUSY_PCT

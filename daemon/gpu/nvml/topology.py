@@ -19,8 +19,14 @@ MAX_LINKS = 36
 _CPU_WORDS = 32
 _NODE_SCOPE = 0
 _P2P_READ = 0
-_P2P = ("ok", "chipset not supported", "GPU not supported", "topology not supported", "disabled by a registry key",
-        "not supported")  # fmt: skip
+_P2P = (
+    "ok",
+    "chipset not supported",
+    "GPU not supported",
+    "topology not supported",
+    "disabled by a registry key",
+    "not supported",
+)
 # nvmlGpuTopologyLevel_t
 _LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _REMOTE = {0: "gpu", 2: "switch"}
@@ -76,21 +82,31 @@ class Topology:
         def ask(name: str) -> Any:
             return self._calls.ask(name, gpu.handle, link, device=f"{gpu.key} {link}")
 
-        numbers = (("tx_kib", 138), ("rx_kib", 139), ("replays", 161), ("recoveries", 162), ("crc_errors", 163),
-                   ("speed_mbps", 164))  # fmt: skip
-        found = read_fields(self._calls, gpu, {f"{name} {link}": (number, link) for name, number in numbers},
-                            self._refused)  # fmt: skip
+        numbers = (
+            ("tx_kib", 138),
+            ("rx_kib", 139),
+            ("replays", 161),
+            ("recoveries", 162),
+            ("crc_errors", 163),
+            ("speed_mbps", 164),
+        )
+        found = read_fields(
+            self._calls, gpu, {f"{name} {link}": (number, link) for name, number in numbers}, self._refused
+        )
         values = {name: found.get(f"{name} {link}") for name, _ in numbers}
         speed = values.pop("speed_mbps")
         return {
-            "device": gpu.key, "kind": "nvlink", "link": link, "path": "NV",
+            "device": gpu.key,
+            "kind": "nvlink",
+            "link": link,
+            "path": "NV",
             "state": "up" if self._state(gpu, link) else "down",
             "peer": bus_address(ask("nvmlDeviceGetNvLinkRemotePciInfo")),
             "peer_kind": _REMOTE.get(ask("nvmlDeviceGetNvLinkRemoteDeviceType"), "unknown"),
             "generation": ask("nvmlDeviceGetNvLinkVersion"),
             "speed_bytes_per_s": None if speed is None else speed * 1e6,
             **values,
-        }  # fmt: skip
+        }
 
     def _pcie(self, gpu: Device) -> Row:
         def ask(name: str) -> Any:
@@ -101,9 +117,11 @@ class Topology:
         if gpu.bus_id:
             with self._calls.reading("read of /sys/bus/pci"):
                 kernel = pci.link_of(self._sysfs, gpu.bus_id)
-                row |= {"numa_node": pci.numa_node(self._sysfs, gpu.bus_id),
-                        "peer": pci.slot_above(self._sysfs, gpu.bus_id),
-                        "cpu_list": pci.near_cpus(self._sysfs, gpu.bus_id)}  # fmt: skip
+                row |= {
+                    "numa_node": pci.numa_node(self._sysfs, gpu.bus_id),
+                    "peer": pci.slot_above(self._sysfs, gpu.bus_id),
+                    "cpu_list": pci.near_cpus(self._sysfs, gpu.bus_id),
+                }
         if row.get("cpu_list") is None:
             row |= self._near(gpu)
         row["width"] = ask("nvmlDeviceGetCurrPcieLinkWidth") or (kernel and kernel.width)
@@ -131,11 +149,15 @@ class Topology:
         status = self._calls.ask("nvmlDeviceGetP2PStatus", gpu.handle, other.handle, _P2P_READ, device=gpu.key)
         links = _links_between(gpu, other, nvlinks)
         return {
-            "device": gpu.key, "kind": "gpu", "peer": other.uuid, "peer_kind": "gpu", "peer_id": other.device_id,
+            "device": gpu.key,
+            "kind": "gpu",
+            "peer": other.uuid,
+            "peer_kind": "gpu",
+            "peer_id": other.device_id,
             "path": f"NV{links}" if links else _LEVELS.get(level) or self._kernel_path(gpu.bus_id, other.bus_id),
             "p2p": None if status is None else _P2P[status] if 0 <= status < len(_P2P) else "unknown",
             "width": links or None,
-        }  # fmt: skip
+        }
 
     def _kernel_path(self, one: str | None, other: str | None) -> str | None:
         if not one or not other:
@@ -147,18 +169,30 @@ class Topology:
 
     def _nics(self) -> list[Row]:
         with self._calls.reading("read of /sys/class/net"):
-            found = [(nic, pci.numa_node(self._sysfs, nic.address), pci.link_of(self._sysfs, nic.address))
-                     for nic in pci.nics(self._sysfs)]  # fmt: skip
+            found = [
+                (nic, pci.numa_node(self._sysfs, nic.address), pci.link_of(self._sysfs, nic.address))
+                for nic in pci.nics(self._sysfs)
+            ]
         rows = []
         for gpu in self._gpus:
             for nic, node, link in found:
-                row: Row = {"device": gpu.key, "kind": "nic", "peer": nic.name, "peer_kind": nic.kind,
-                            "numa_node": node, "path": self._kernel_path(gpu.bus_id, nic.address)}  # fmt: skip
+                row: Row = {
+                    "device": gpu.key,
+                    "kind": "nic",
+                    "peer": nic.name,
+                    "peer_kind": nic.kind,
+                    "numa_node": node,
+                    "path": self._kernel_path(gpu.bus_id, nic.address),
+                }
                 if link:
-                    row |= {"width": link.width, "width_max": link.width_max, "generation": link.generation,
-                            "generation_max": link.generation_max,
-                            "speed_bytes_per_s": pci.bytes_per_s(link.width, link.generation),
-                            "speed_max_bytes_per_s": pci.bytes_per_s(link.width_max, link.generation_max)}  # fmt: skip
+                    row |= {
+                        "width": link.width,
+                        "width_max": link.width_max,
+                        "generation": link.generation,
+                        "generation_max": link.generation_max,
+                        "speed_bytes_per_s": pci.bytes_per_s(link.width, link.generation),
+                        "speed_max_bytes_per_s": pci.bytes_per_s(link.width_max, link.generation_max),
+                    }
                 rows.append(row)
         return rows
 

@@ -29,10 +29,31 @@ from probing.daemon.ipc import Header, Message
 __all__ = ("FIELDS", "GLANCE", "PROCESS", "THREAD", "UsageReader", "answer_usage")
 
 FIELDS = (
-    "scope", "pid", "start_ns", "tid", "task_start_ns", "mono_ns", "exec_ns", "run_delay_ns", "state", "flags",
-    "user_ns", "sys_ns", "major_faults", "processor", "comm", "threads", "rss_bytes", "wchan", "voluntary",
-    "involuntary", "cpus", "throttled", "throttled_ns", "quota_millis",
-)  # fmt: skip
+    "scope",
+    "pid",
+    "start_ns",
+    "tid",
+    "task_start_ns",
+    "mono_ns",
+    "exec_ns",
+    "run_delay_ns",
+    "state",
+    "flags",
+    "user_ns",
+    "sys_ns",
+    "major_faults",
+    "processor",
+    "comm",
+    "threads",
+    "rss_bytes",
+    "wchan",
+    "voluntary",
+    "involuntary",
+    "cpus",
+    "throttled",
+    "throttled_ns",
+    "quota_millis",
+)
 """The columns of the answer's payload, int64 each. ``comm``, ``wchan`` and ``cpus`` are indices of the answer's
 ``texts``; ``quota_millis``: thousandths of a CPU. ABSENT where the kernel has no value."""
 PROCESS, THREAD, GLANCE = 0, 1, 2
@@ -108,9 +129,20 @@ class UsageReader:
         if stat is None:
             return
         row = (
-            PROCESS, pid, start_ns, pid, start_ns, time.monotonic_ns(), ABSENT, ABSENT, *stat[1:6], stat.processor,
-            found.text(stat.comm), stat.threads, stat.rss_bytes,
-        )  # fmt: skip
+            PROCESS,
+            pid,
+            start_ns,
+            pid,
+            start_ns,
+            time.monotonic_ns(),
+            ABSENT,
+            ABSENT,
+            *stat[1:6],
+            stat.processor,
+            found.text(stat.comm),
+            stat.threads,
+            stat.rss_bytes,
+        )
         if not closely:
             found.add(*row)
             return
@@ -138,10 +170,17 @@ class UsageReader:
             return
         status = parse_status_lines(self._files.read(pid, start_ns, path + "status"))
         found.add(
-            *row, *stat[1:6], stat.processor, found.text(stat.comm), ABSENT, ABSENT,
-            self._wchan(found, pid, start_ns, stat, path + "wchan"), status.voluntary, status.involuntary,
+            *row,
+            *stat[1:6],
+            stat.processor,
+            found.text(stat.comm),
+            ABSENT,
+            ABSENT,
+            self._wchan(found, pid, start_ns, stat, path + "wchan"),
+            status.voluntary,
+            status.involuntary,
             found.text(status.cpus),
-        )  # fmt: skip
+        )
 
     def _wchan(self, found: _Answer, pid: int, start_ns: int, stat: StatLine, name: str) -> int:
         if stat.state == _RUNS:

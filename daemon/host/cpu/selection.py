@@ -69,9 +69,7 @@ class Selection:
         """Returns the arguments of the request ``usage`` for the processes ``live`` and the busiest others."""
         self._turn += 1
         self.left_out = max(0, len(live) - MAX_WATCHED)
-        self._watched = {
-            (who.pid, who.start_ns): self._of(who) for who in live[:MAX_WATCHED]
-        }  # fmt: skip
+        self._watched = {(who.pid, who.start_ns): self._of(who) for who in live[:MAX_WATCHED]}
         targets = [
             self._target(key, watched, threads=n < MAX_WITH_THREADS)
             for n, (key, watched) in enumerate(self._watched.items())

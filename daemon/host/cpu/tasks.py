@@ -28,8 +28,13 @@ MAX_PROCESSES = 128
 MAX_THREADS = 8_192
 APART_S = 0.1
 TIMEOUT_S = 2.0
-_GROWN = {"wall_ns": "mono_ns", "delta_user_ns": "user_ns", "delta_sys_ns": "sys_ns", "delta_total_ns": "exec_ns",
-          "run_delay_ns": "run_delay_ns"}  # fmt: skip
+_GROWN = {
+    "wall_ns": "mono_ns",
+    "delta_user_ns": "user_ns",
+    "delta_sys_ns": "sys_ns",
+    "delta_total_ns": "exec_ns",
+    "run_delay_ns": "run_delay_ns",
+}
 
 
 class _Live(Protocol):
@@ -90,12 +95,15 @@ class Tasks:
     def _rows(self, now: Rows, before: Rows, known: _Known, names: list[str], clocks: ClockPair) -> pa.RecordBatch:
         who, which = identities(known, now["pid"], now["start_ns"])
         grown = differences(now, before)
-        return batch(TASKS.logical, {
-            **identity_columns(self._node, who, which, now["pid"], now["start_ns"]),
-            "ts": times(np.full(len(now), clocks.real_ns, np.int64)),
-            "role": texts([None if one is None else one.role for one in who], which),
-            "platform": named(np.zeros(len(now), np.int32), ("linux",)),
-            "tid": numbers(now["tid"].astype(np.int32)),
-            **state_columns(now, names),
-            **{column: numbers(grown[name], grown[name] == ABSENT) for column, name in _GROWN.items()},
-        })  # fmt: skip
+        return batch(
+            TASKS.logical,
+            {
+                **identity_columns(self._node, who, which, now["pid"], now["start_ns"]),
+                "ts": times(np.full(len(now), clocks.real_ns, np.int64)),
+                "role": texts([None if one is None else one.role for one in who], which),
+                "platform": named(np.zeros(len(now), np.int32), ("linux",)),
+                "tid": numbers(now["tid"].astype(np.int32)),
+                **state_columns(now, names),
+                **{column: numbers(grown[name], grown[name] == ABSENT) for column, name in _GROWN.items()},
+            },
+        )

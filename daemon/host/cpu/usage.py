@@ -21,8 +21,16 @@ from probing.daemon.source import Processes
 __all__ = ("Usage", "state_columns")
 
 _SCOPES = ("process", "thread")
-_STATES = {"R": "running", "S": "sleeping", "D": "blocked", "T": "stopped", "t": "stopped", "Z": "zombie",
-           "X": "exited", "I": "idle"}  # fmt: skip
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "blocked",
+    "T": "stopped",
+    "t": "stopped",
+    "Z": "zombie",
+    "X": "exited",
+    "I": "idle",
+}
 _BLOCKED = ord("D")
 # A thread that wakes up now and then is as good as idle.
 _IDLE_SHARE = 0.001
@@ -89,9 +97,10 @@ class Usage:
         table = np.stack(list(counts.values()), axis=1)
         kernel = (now["flags"] & _KERNEL_THREAD) != 0
         roles = [None if one is None else one.role for one in who]
-        role = texts([*roles, "other", "kernel"], np.where(
-            np.array([one is None for one in roles], bool)[which], len(roles) + kernel, which
-        ))  # fmt: skip
+        role = texts(
+            [*roles, "other", "kernel"],
+            np.where(np.array([one is None for one in roles], bool)[which], len(roles) + kernel, which),
+        )
         columns = {
             **identity_columns(node, who, which, now["pid"], now["start_ns"]),
             "ts": times(np.full(len(now), clocks.real_ns, np.int64)),

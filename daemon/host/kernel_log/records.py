@@ -21,8 +21,19 @@ _BYTES = 8_192
 MAX_TEXT = 2_048
 _HEAD = re.compile(rb"(\d{1,4}),(\d{1,20}),(\d{1,18}),[^;\n]{0,256};")
 _FACILITIES = (
-    "kern", "user", "mail", "daemon", "auth", "syslog", "lpr", "news", "uucp", "cron", "authpriv", "ftp",
-)  # fmt: skip
+    "kern",
+    "user",
+    "mail",
+    "daemon",
+    "auth",
+    "syslog",
+    "lpr",
+    "news",
+    "uucp",
+    "cron",
+    "authpriv",
+    "ftp",
+)
 _LEVELS = ("emerg", "alert", "crit", "err", "warn", "notice", "info", "debug")
 
 

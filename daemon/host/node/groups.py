@@ -22,13 +22,21 @@ _RESOURCES = ("cpu", "memory", "io", "irq")
 # Version 1 has no word for "no limit": it shows a number near 2 ** 63.
 _UNLIMITED = 1 << 60
 _STAT_V2 = {
-    "anon": "anon_bytes", "file": "cached_bytes", "shmem": "shmem_bytes", "file_dirty": "dirty_bytes",
-    "file_writeback": "writeback_bytes", "slab": "slab_bytes",
-}  # fmt: skip
+    "anon": "anon_bytes",
+    "file": "cached_bytes",
+    "shmem": "shmem_bytes",
+    "file_dirty": "dirty_bytes",
+    "file_writeback": "writeback_bytes",
+    "slab": "slab_bytes",
+}
 _STAT_V1 = {
-    "total_rss": "anon_bytes", "total_cache": "cached_bytes", "total_shmem": "shmem_bytes",
-    "total_dirty": "dirty_bytes", "total_writeback": "writeback_bytes", "total_swap": "swap_used_bytes",
-}  # fmt: skip
+    "total_rss": "anon_bytes",
+    "total_cache": "cached_bytes",
+    "total_shmem": "shmem_bytes",
+    "total_dirty": "dirty_bytes",
+    "total_writeback": "writeback_bytes",
+    "total_swap": "swap_used_bytes",
+}
 
 
 class Groups:

@@ -23,10 +23,24 @@ __all__ = (
 Pressure = dict[str, list[float]]
 """By ``some`` and ``full``: the averages over 10, 60 and 300 s in %, and the total in us."""
 DISK_FIELDS = (
-    "reads", "reads_merged", "read_sectors", "read_ms", "writes", "writes_merged", "write_sectors", "write_ms",
-    "in_flight", "busy_ms", "queue_ms", "discards", "discards_merged", "discard_sectors", "discard_ms", "flushes",
+    "reads",
+    "reads_merged",
+    "read_sectors",
+    "read_ms",
+    "writes",
+    "writes_merged",
+    "write_sectors",
+    "write_ms",
+    "in_flight",
+    "busy_ms",
+    "queue_ms",
+    "discards",
+    "discards_merged",
+    "discard_sectors",
+    "discard_ms",
+    "flushes",
     "flush_ms",
-)  # fmt: skip
+)
 """Fields of a line of diskstats behind the name; the last six are there since Linux 4.18 and 5.5."""
 _LEAST_DISK_FIELDS = 11
 MAX_LINES = 4_096

@@ -27,10 +27,19 @@ from probing.daemon.processes.target import Target
 __all__ = ("MEMINFO", "VMSTAT", "NodeReader", "answer_node")
 
 MEMINFO = {
-    "MemTotal": "total_bytes", "MemAvailable": "available_bytes", "MemFree": "free_bytes", "Cached": "cached_bytes",
-    "AnonPages": "anon_bytes", "Shmem": "shmem_bytes", "Dirty": "dirty_bytes", "Writeback": "writeback_bytes",
-    "Slab": "slab_bytes", "Committed_AS": "committed_bytes", "SwapTotal": "swap_total_bytes", "SwapFree": "swap_free",
-}  # fmt: skip
+    "MemTotal": "total_bytes",
+    "MemAvailable": "available_bytes",
+    "MemFree": "free_bytes",
+    "Cached": "cached_bytes",
+    "AnonPages": "anon_bytes",
+    "Shmem": "shmem_bytes",
+    "Dirty": "dirty_bytes",
+    "Writeback": "writeback_bytes",
+    "Slab": "slab_bytes",
+    "Committed_AS": "committed_bytes",
+    "SwapTotal": "swap_total_bytes",
+    "SwapFree": "swap_free",
+}
 """Lines of meminfo, and the columns of host.memory that they are."""
 VMSTAT = {"pswpin": "swap_in_pages", "pswpout": "swap_out_pages", "oom_kill": "oom_kills", "pgmajfault": "major_faults"}
 MAX_TARGETS = 1_024

@@ -17,15 +17,25 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _AVERAGES = ("avg10_pct", "avg60_pct", "avg300_pct")
 # /proc/PID/io and diskstats, and the columns of host.disk that their growth is.
 _PROCESS_COUNTERS = {
-    "syscr": "reads", "syscw": "writes", "read_bytes": "read_bytes", "write_bytes": "write_bytes",
-    "rchar": "call_read_bytes", "wchar": "call_write_bytes",
-}  # fmt: skip
+    "syscr": "reads",
+    "syscw": "writes",
+    "read_bytes": "read_bytes",
+    "write_bytes": "write_bytes",
+    "rchar": "call_read_bytes",
+    "wchar": "call_write_bytes",
+}
 _DISK_COUNTERS = {
-    "reads": ("reads", 1), "writes": ("writes", 1), "read_sectors": ("read_bytes", _SECTOR),
-    "write_sectors": ("write_bytes", _SECTOR), "read_ms": ("read_ns", _MS), "write_ms": ("write_ns", _MS),
-    "busy_ms": ("busy_ns", _MS), "queue_ms": ("queue_ns", _MS),
-    "flushes": ("flushes", 1), "flush_ms": ("flush_ns", _MS),
-}  # fmt: skip
+    "reads": ("reads", 1),
+    "writes": ("writes", 1),
+    "read_sectors": ("read_bytes", _SECTOR),
+    "write_sectors": ("write_bytes", _SECTOR),
+    "read_ms": ("read_ns", _MS),
+    "write_ms": ("write_ns", _MS),
+    "busy_ms": ("busy_ns", _MS),
+    "queue_ms": ("queue_ns", _MS),
+    "flushes": ("flushes", 1),
+    "flush_ms": ("flush_ns", _MS),
+}
 _Row = dict[str, Any]
 _Found = Mapping[str, Any]
 

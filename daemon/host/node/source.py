@@ -97,9 +97,7 @@ class SpaceSource(_HostSource):
 
     @classmethod
     def make(cls, context: Context) -> SpaceSource:
-        return cls(
-            context.readers, context.processes, context.sink, context.clock, context.node, SPACE_INTERVAL_S
-        )  # fmt: skip
+        return cls(context.readers, context.processes, context.sink, context.clock, context.node, SPACE_INTERVAL_S)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -28,8 +28,16 @@ MAX_SERVED = 16
 MAX_TARGETS = 256
 # Images, which are always full; FUSE of a desktop or a container; mounts that wait for their first use.
 _NO_SPACE = (
-    "squashfs", "iso9660", "erofs", "cramfs", "fusectl", "fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "autofs",
-)  # fmt: skip
+    "squashfs",
+    "iso9660",
+    "erofs",
+    "cramfs",
+    "fusectl",
+    "fuse.lxcfs",
+    "fuse.gvfsd-fuse",
+    "fuse.portal",
+    "autofs",
+)
 _SHARED_MEMORY = b"/dev/shm"
 _IN_MEMORY = (_SHARED_MEMORY, b"/tmp", b"/run")
 

@@ -57,9 +57,12 @@ class Uses:
             use = self._uses.get(key)
             if use is None:
                 use = self._uses[key] = Use(
-                    entity.backend_name, entity.comm_name, entity.comm_size, entity.comm_rank,
+                    entity.backend_name,
+                    entity.comm_name,
+                    entity.comm_size,
+                    entity.comm_rank,
                     int(operations.called[row]),
-                )  # fmt: skip
+                )
                 if len(self._uses) > _MAX_USES:
                     self._uses.popitem(last=False)
             use.calls[op] = use.calls.get(op, 0) + calls

@@ -127,9 +127,15 @@ class FlightRecorderWatch(Source):
     def make(cls, context: Context) -> FlightRecorderWatch:
         options = context.config.nccl
         return cls(
-            context.processes, context.readers, context.parsers.files, context.sink, context.clock, context.node,
-            remembered=Path(context.config.state_dir) / "flight_dumps.json", enabled=lambda: options.flight_recorder,
-        )  # fmt: skip
+            context.processes,
+            context.readers,
+            context.parsers.files,
+            context.sink,
+            context.clock,
+            context.node,
+            remembered=Path(context.config.state_dir) / "flight_dumps.json",
+            enabled=lambda: options.flight_recorder,
+        )
 
     def start(self) -> None:
         self._worker.start()

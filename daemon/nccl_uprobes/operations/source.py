@@ -109,9 +109,7 @@ class CollectivesSource(Source):
         # What happens to a communicator closes operations on it: those come out in the same drain.
         return {
             communicators.RING: RingConsumer(self.assemble_communicators, "comm.communicators", identified=True),
-            RING: RingConsumer(
-                self.assemble, self.table, identified=True, open_map=MAP, abandoned=abandoned
-            ),
+            RING: RingConsumer(self.assemble, self.table, identified=True, open_map=MAP, abandoned=abandoned),
         }
 
     @property
@@ -155,11 +153,14 @@ class CollectivesSource(Source):
         unknown = first_of(sorted(set(self._layouts.reasons.values()))) if self._layouts is not None else ""
         return [
             totals.of(
-                self.name, self.table, state="degraded" if off else "", reason=first_of([*off, *totals.refused]),
+                self.name,
+                self.table,
+                state="degraded" if off else "",
+                reason=first_of([*off, *totals.refused]),
                 detail=attached,
             ),
             totals.of(communicators.RING, "comm.communicators", reason=unknown),
-        ]  # fmt: skip
+        ]
 
     @property
     def slots(self) -> dict[int, str]:

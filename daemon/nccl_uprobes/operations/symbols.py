@@ -138,10 +138,12 @@ GLOO = Library(
     _GLOO_PROBES,
     # The last is in all builds: it shows that .dynsym would have the one before it, so that .symtab is not read.
     (
-        f"{_GROUP}5splitE*", f"{_GROUP}5mergeE*", "_ZN2at4impl9has_namesEPKN3c1010TensorImplE",
+        f"{_GROUP}5splitE*",
+        f"{_GROUP}5mergeE*",
+        "_ZN2at4impl9has_namesEPKN3c1010TensorImplE",
         "_ZN2at4impl16HasVariableHooksEv",
     ),
-)  # fmt: skip
+)
 
 # ncclEnqueueCheck(ncclInfo *), through which all operations go. An internal function, so only .symtab has it.
 _ENQUEUE = "_Z16ncclEnqueueCheckP8ncclInfo"

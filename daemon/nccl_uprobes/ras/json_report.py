@@ -22,9 +22,16 @@ __all__ = ("handlers", "json_report")
 MAX_TEXT = 256
 # ncclErrorToString of client_support.cc, by ncclResult_t.
 _RESULTS = (
-    "Success", "Unhandled CUDA error", "System error", "Internal error", "Invalid argument", "Invalid usage",
-    "Remote process error", "NCCL operation in progress", "Timeout",
-)  # fmt: skip
+    "Success",
+    "Unhandled CUDA error",
+    "System error",
+    "Internal error",
+    "Invalid argument",
+    "Invalid usage",
+    "Remote process error",
+    "NCCL operation in progress",
+    "Timeout",
+)
 _NO_ERROR = (0, 7)
 _LOST_COMMA = re.compile(r'("nvml_dev"[ \t]*:[ \t]*-?[0-9]{1,9})([ \t]*\n[ \t]*"status"[ \t]*:)')
 _HASH = re.compile(r"0x[0-9a-fA-F]{1,16}")

@@ -118,9 +118,17 @@ class RasWitness(Source):
             return [process for process in found if process is not None]
 
         return cls(
-            users, owners, context.readers, context.parsers.files, context.sink, context.clock, context.node,
-            port=options.ras_port, interval_s=lambda: options.ras_interval_s, enabled=lambda: options.ras,
-        )  # fmt: skip
+            users,
+            owners,
+            context.readers,
+            context.parsers.files,
+            context.sink,
+            context.clock,
+            context.node,
+            port=options.ras_port,
+            interval_s=lambda: options.ras_interval_s,
+            enabled=lambda: options.ras,
+        )
 
     def start(self) -> None:
         self._worker.start()

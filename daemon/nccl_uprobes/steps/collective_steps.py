@@ -199,10 +199,18 @@ class StepDetector:
             confidence = round(sum(self._recent) / len(self._recent) * worth, 3)
             found.append(
                 Step(
-                    t[n], t[n + 1], len(inside), _covered(inside), elapsed, exact, confidence,
-                    comm=kinds[n] >> 16, seq=seqs[n], period=period,
+                    t[n],
+                    t[n + 1],
+                    len(inside),
+                    _covered(inside),
+                    elapsed,
+                    exact,
+                    confidence,
+                    comm=kinds[n] >> 16,
+                    seq=seqs[n],
+                    period=period,
                 )
-            )  # fmt: skip
+            )
         return found
 
 

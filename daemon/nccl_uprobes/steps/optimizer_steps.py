@@ -179,9 +179,7 @@ class _Stream:
             worth *= _SEVERAL_OPTIMIZERS
             why = f"{self._what} runs {rhythm.runs} times in it, not always alike ({times})"
         confidence = round(worth * sum(self._recent) / len(self._recent), 3)
-        return OptimizerStep(
-            self._since, bursts[-1].end, calls, exact, self._goes_on, self._sure, confidence, why
-        )  # fmt: skip
+        return OptimizerStep(self._since, bursts[-1].end, calls, exact, self._goes_on, self._sure, confidence, why)
 
 
 def _runs(bursts: list[_Burst], following: int, close_ns: int) -> Iterator[list[_Burst]]:

@@ -246,9 +246,7 @@ class Steps(Source):
             rows += self._numbered(key, who, process, step, pair)
         return rows
 
-    def _from_optimizer(
-        self, key: _Key, who: Identity | None, process: _Process, pair: ClockPair
-    ) -> list[_Row]:
+    def _from_optimizer(self, key: _Key, who: Identity | None, process: _Process, pair: ClockPair) -> list[_Row]:
         """Rows of the steps that only the optimizer gives."""
         waiting = process.waiting
         if not waiting:
@@ -268,9 +266,7 @@ class Steps(Source):
             seen = waiting.popleft()
             if not seen.goes_on:
                 process.number = None
-            step = Step(
-                seen.t_start, seen.t_end, 0, None, 1, seen.exact, seen.confidence, comm=-1, seq=-1, period=None
-            )  # fmt: skip
+            step = Step(seen.t_start, seen.t_end, 0, None, 1, seen.exact, seen.confidence, comm=-1, seq=-1, period=None)
             rows += self._numbered(key, who, process, step, pair, seen.why)
         return rows
 

@@ -55,8 +55,7 @@ class Interface(NamedTuple):
 
 
 def parse_dev(text: str) -> dict[str, list[int]]:
-    """Returns the counters of /proc/net/dev by interface, in the order of INTERFACE_COUNTERS. Other lines are left out.
-    """
+    """Returns the counters of /proc/net/dev by interface, in the order of INTERFACE_COUNTERS; skips other lines."""
     found: dict[str, list[int]] = {}
     for line in text.split("\n", MAX_LINES)[:MAX_LINES]:
         match = _LINE.fullmatch(line)
@@ -67,9 +66,13 @@ def parse_dev(text: str) -> dict[str, list[int]]:
 
 
 def interface_batch(
-    node: str, ts_ns: int, interfaces: Sequence[Interface], values: npt.NDArray[np.int64], differences: Differences,
+    node: str,
+    ts_ns: int,
+    interfaces: Sequence[Interface],
+    values: npt.NDArray[np.int64],
+    differences: Differences,
     rows: npt.NDArray[np.intp],
-) -> pa.RecordBatch:  # fmt: skip
+) -> pa.RecordBatch:
     """Returns ``rows`` of one reading; ``ts_ns`` is UTC."""
     count = len(rows)
     each = np.arange(count)

@@ -62,9 +62,15 @@ class InterfaceSource(Source):
     def make(cls, context: Context) -> InterfaceSource:
         tcp = context.find(TcpSource)
         return cls(
-            context.readers, context.parsers.stacks, context.processes, lambda: tcp.namespaces, context.sink,
-            context.clock, context.node, context.config.net.interval_s,
-        )  # fmt: skip
+            context.readers,
+            context.parsers.stacks,
+            context.processes,
+            lambda: tcp.namespaces,
+            context.sink,
+            context.clock,
+            context.node,
+            context.config.net.interval_s,
+        )
 
     @property
     def tick_s(self) -> Callable[[], float] | None:
@@ -134,10 +140,16 @@ class InterfaceSource(Source):
                 known = self._details.get(name, {}) if key is None else {}
                 carrier = known.get("carrier_changes")
                 yield Interface(
-                    name, netns, who.job if who else None, [*counters, UNKNOWN if carrier is None else carrier],
-                    known.get("kind"), known.get("operstate"), known.get("speed"), known.get("mtu"),
+                    name,
+                    netns,
+                    who.job if who else None,
+                    [*counters, UNKNOWN if carrier is None else carrier],
+                    known.get("kind"),
+                    known.get("operstate"),
+                    known.get("speed"),
+                    known.get("mtu"),
                     self._addresses.of(known.get("ifindex")) if ours else None,
-                )  # fmt: skip
+                )
 
 
 def _moved(differences: Differences) -> npt.NDArray[np.bool_]:

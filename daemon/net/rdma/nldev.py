@@ -28,8 +28,19 @@ _INDEX, _NAME, _PORT, _QPS, _LQPN, _RQPN, _RQ_PSN, _SQ_PSN, _TYPE, _STATE, _PID,
     1, 2, 3, 19, 21, 22, 23, 24, 26, 27, 28, 30, 34
 )  # fmt: skip
 # enum ib_qp_type and enum ib_qp_state, include/rdma/ib_verbs.h.
-_TYPES = {0: "SMI", 1: "GSI", 2: "RC", 3: "UC", 4: "UD", 5: "RAW_IPV6", 6: "RAW_ETHERTYPE", 8: "RAW_PACKET",
-          9: "XRC_INI", 10: "XRC_TGT", 255: "DRIVER"}  # fmt: skip
+_TYPES = {
+    0: "SMI",
+    1: "GSI",
+    2: "RC",
+    3: "UC",
+    4: "UD",
+    5: "RAW_IPV6",
+    6: "RAW_ETHERTYPE",
+    8: "RAW_PACKET",
+    9: "XRC_INI",
+    10: "XRC_TGT",
+    255: "DRIVER",
+}
 _STATES = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
 MAX_BYTES = 16 << 20
 MAX_DEVICES = 256
@@ -72,11 +83,15 @@ def _qps(sock: socket.socket, device: int) -> Iterator[dict[str, Any]]:
         if pid and _LQPN in values:
             kind, state = _optional(values, _TYPE), _optional(values, _STATE)
             yield {
-                "port": _optional(values, _PORT), "qpn": _number(values[_LQPN]), "peer_qpn": _optional(values, _RQPN),
+                "port": _optional(values, _PORT),
+                "qpn": _number(values[_LQPN]),
+                "peer_qpn": _optional(values, _RQPN),
                 "type": None if kind is None else _TYPES.get(kind, f"type {kind}"),
                 "state": None if state is None else _STATES[state] if state < len(_STATES) else f"state {state}",
-                "sq_psn": _optional(values, _SQ_PSN), "rq_psn": _optional(values, _RQ_PSN), "pid": pid,
-            }  # fmt: skip
+                "sq_psn": _optional(values, _SQ_PSN),
+                "rq_psn": _optional(values, _RQ_PSN),
+                "pid": pid,
+            }
 
 
 def _peers(sock: socket.socket, device: int) -> dict[int, str]:

@@ -63,9 +63,12 @@ def by_process(found: Found) -> tuple[Columns, Columns]:
     groups = group((found.process * count + found.local) * count + found.peer)
     first = groups.first
     at: Columns = {
-        "process": found.process[first], "local": found.local[first], "peer": found.peer[first],
-        "peer_local": found.peer_local[first], "interval": np.full(len(first), found.interval_ns, np.int64),
-    }  # fmt: skip
+        "process": found.process[first],
+        "local": found.local[first],
+        "peer": found.peer[first],
+        "peer_local": found.peer_local[first],
+        "interval": np.full(len(first), found.interval_ns, np.int64),
+    }
     return at, summed(found.sockets, found.rise, groups)
 
 
@@ -85,10 +88,12 @@ def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None
     first = groups.first
     pairs = np.unique(np.stack([keys, found.process[away]]), axis=1)
     at: Columns = {
-        "run": run[first], "local": local[first], "peer": peer[first],
+        "run": run[first],
+        "local": local[first],
+        "peer": peer[first],
         "processes": np.unique(pairs[0], return_counts=True)[1].astype(np.int32),
         "interval": np.full(len(first), found.interval_ns, np.int64),
-    }  # fmt: skip
+    }
     rise = {name: values[away] for name, values in found.rise.items()}
     return at, summed(found.sockets[away], rise, groups)
 

@@ -13,9 +13,17 @@ __all__ = ("RISES", "Groups", "group", "rises", "summed")
 
 # Columns that count what happened in the interval, and the counter of tcp_info behind each.
 RISES = (
-    "bytes_sent", "bytes_received", "segs_out", "segs_in", "retrans", "bytes_retrans", "ecn_marked", "busy",
-    "rwnd_limited", "sndbuf_limited",
-)  # fmt: skip
+    "bytes_sent",
+    "bytes_received",
+    "segs_out",
+    "segs_in",
+    "retrans",
+    "bytes_retrans",
+    "ecn_marked",
+    "busy",
+    "rwnd_limited",
+    "sndbuf_limited",
+)
 _US = 1_000
 _MS = 1_000_000
 _Array = npt.NDArray[Any]

@@ -21,9 +21,7 @@ class Quiet:
     def __init__(self) -> None:
         self._written: OrderedDict[Hashable, int] = OrderedDict()
 
-    def wanted(
-        self, keys: Sequence[Hashable], active: npt.NDArray[np.bool_], mono_ns: int
-    ) -> npt.NDArray[np.bool_]:
+    def wanted(self, keys: Sequence[Hashable], active: npt.NDArray[np.bool_], mono_ns: int) -> npt.NDArray[np.bool_]:
         """Returns which rows are to be written: the active ones, and those not written for a minute."""
         found = active.copy()
         for row, key in enumerate(keys):

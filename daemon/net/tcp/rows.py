@@ -17,9 +17,16 @@ __all__ = ("Columns", "path_batch", "tcp_batch")
 
 Columns = dict[str, "npt.NDArray[Any]"]
 _COUNTS = (
-    "sockets", "connecting", "bytes_sent", "bytes_received", "segs_out", "segs_in", "retrans", "bytes_retrans",
+    "sockets",
+    "connecting",
+    "bytes_sent",
+    "bytes_received",
+    "segs_out",
+    "segs_in",
+    "retrans",
+    "bytes_retrans",
     "ecn_marked",
-)  # fmt: skip
+)
 _NOW = ("timeouts", "longest_timeouts", "lost", "unacked", "unread_bytes", "unsent_bytes", "cwnd_min")
 _OF_32_BITS = ("sockets", "connecting", "timeouts", "longest_timeouts", "cwnd_min")
 _US = 1_000

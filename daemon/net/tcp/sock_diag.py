@@ -32,32 +32,77 @@ _REQUEST = struct.Struct("=BBBBI48x")
 MAX_BYTES = 32 << 20
 
 # struct inet_diag_msg; ports and addresses are in network order.
-_MESSAGE = np.dtype([
-    ("family", "u1"), ("state", "u1"), ("timer", "u1"), ("timeouts", "u1"),
-    ("local_port", ">u2"), ("peer_port", ">u2"), ("local", "V16"), ("peer", "V16"),
-    ("device", "u4"), ("cookie", "u8"), ("expires", "u4"), ("unread", "u4"), ("unacked_bytes", "u4"), ("uid", "u4"),
-    ("inode", "u4"),
-])  # fmt: skip
+_MESSAGE = np.dtype(
+    [
+        ("family", "u1"),
+        ("state", "u1"),
+        ("timer", "u1"),
+        ("timeouts", "u1"),
+        ("local_port", ">u2"),
+        ("peer_port", ">u2"),
+        ("local", "V16"),
+        ("peer", "V16"),
+        ("device", "u4"),
+        ("cookie", "u8"),
+        ("expires", "u4"),
+        ("unread", "u4"),
+        ("unacked_bytes", "u4"),
+        ("uid", "u4"),
+        ("inode", "u4"),
+    ]
+)
 # struct tcp_info as of Linux 5.4, without its last members; later kernels have more behind it.
-_TCP_INFO = np.dtype([
-    ("info_state", "u1"), ("ca_state", "u1"), ("retransmits", "u1"), ("probes", "u1"), ("backoff", "u1"),
-    ("options", "u1"), ("scales", "u1"), ("flags", "u1"),
-    *((name, "u4") for name in (
-        "rto", "ato", "snd_mss", "rcv_mss", "unacked", "sacked", "lost", "retrans_now", "fackets",
-        "last_data_sent", "last_ack_sent", "last_data_recv", "last_ack_recv",
-        "pmtu", "rcv_ssthresh", "rtt", "rttvar", "snd_ssthresh", "cwnd", "advmss", "reordering",
-        "rcv_rtt", "rcv_space", "retrans",
-    )),
-    *((name, "u8") for name in ("pacing_rate", "max_pacing_rate", "bytes_acked", "bytes_received")),
-    *((name, "u4") for name in ("segs_out", "segs_in", "unsent", "min_rtt", "data_segs_in", "data_segs_out")),
-    *((name, "u8") for name in ("delivery_rate", "busy", "rwnd_limited", "sndbuf_limited")),
-    *((name, "u4") for name in ("delivered", "ecn_marked")),
-    *((name, "u8") for name in ("bytes_sent", "bytes_retrans")),
-])  # fmt: skip
+_TCP_INFO = np.dtype(
+    [
+        ("info_state", "u1"),
+        ("ca_state", "u1"),
+        ("retransmits", "u1"),
+        ("probes", "u1"),
+        ("backoff", "u1"),
+        ("options", "u1"),
+        ("scales", "u1"),
+        ("flags", "u1"),
+        *(
+            (name, "u4")
+            for name in (
+                "rto",
+                "ato",
+                "snd_mss",
+                "rcv_mss",
+                "unacked",
+                "sacked",
+                "lost",
+                "retrans_now",
+                "fackets",
+                "last_data_sent",
+                "last_ack_sent",
+                "last_data_recv",
+                "last_ack_recv",
+                "pmtu",
+                "rcv_ssthresh",
+                "rtt",
+                "rttvar",
+                "snd_ssthresh",
+                "cwnd",
+                "advmss",
+                "reordering",
+                "rcv_rtt",
+                "rcv_space",
+                "retrans",
+            )
+        ),
+        *((name, "u8") for name in ("pacing_rate", "max_pacing_rate", "bytes_acked", "bytes_received")),
+        *((name, "u4") for name in ("segs_out", "segs_in", "unsent", "min_rtt", "data_segs_in", "data_segs_out")),
+        *((name, "u8") for name in ("delivery_rate", "busy", "rwnd_limited", "sndbuf_limited")),
+        *((name, "u4") for name in ("delivered", "ecn_marked")),
+        *((name, "u8") for name in ("bytes_sent", "bytes_retrans")),
+    ]
+)
 SOCKET = np.dtype([*_MESSAGE.descr, *_TCP_INFO.descr])
 _Sockets = npt.NDArray[Any]
 # Offsets of messages of one length, by this length.
 _Begins = dict[int, npt.NDArray[np.intp]]
+
 
 def read_sockets(sock: socket.socket) -> _Sockets:
     """Returns the connections of the namespace of ``sock`` (NETLINK_SOCK_DIAG) as SOCKET, at most some 140,000.
@@ -69,6 +114,7 @@ def read_sockets(sock: socket.socket) -> _Sockets:
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _STATES)
         found.append(parse(dump(sock, _BY_FAMILY, request, most_bytes=MAX_BYTES)))
     return np.concatenate([part.view(np.uint8).reshape(-1, SOCKET.itemsize) for part in found]).view(SOCKET)[:, 0]
+
 
 def parse(pieces: Sequence[bytes]) -> _Sockets:
     """Returns the connections in pieces of an answer; a connection without tcp_info is left out.

@@ -61,9 +61,14 @@ class TcpSource(Source):
     def make(cls, context: Context) -> TcpSource:
         net = context.config.net
         return cls(
-            context.readers, context.processes, context.sink, context.clock, context.node, net.tcp_interval_s,
+            context.readers,
+            context.processes,
+            context.sink,
+            context.clock,
+            context.node,
+            net.tcp_interval_s,
             on=net.tcp,
-        )  # fmt: skip
+        )
 
     @property
     def tick_s(self) -> Callable[[], float] | None:

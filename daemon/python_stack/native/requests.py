@@ -29,13 +29,10 @@ _REASONS = {
 }
 
 
-
 class NativeStacks:
     """Safe for any thread. ``prepare`` is ``PythonStacks.prepare``, which finds the CPython of a process."""
 
-    def __init__(
-        self, readers: Readers, parsers: Parsers, prepare: Callable[[int, int, float], RuntimeInfo]
-    ) -> None:
+    def __init__(self, readers: Readers, parsers: Parsers, prepare: Callable[[int, int, float], RuntimeInfo]) -> None:
         self._readers = readers
         self._parsers = parsers
         self._prepare = prepare
@@ -85,9 +82,7 @@ class NativeStacks:
         python = {t["tid"]: t for t in unpack(packed)["threads"]} if packed else {}
         return self._unwind(pid, start_ns, answer.payload, deadline), python
 
-    def _unwind(
-        self, pid: int, start_ns: int, payload: bytes, deadline: float
-    ) -> dict[int, tuple[list[Frame], str]]:
+    def _unwind(self, pid: int, start_ns: int, payload: bytes, deadline: float) -> dict[int, tuple[list[Frame], str]]:
         mappings = {m.start: m for m in Captured.decode(payload).mappings}
         absent: set[int] = set()
         need: list[int] = []
@@ -124,9 +119,12 @@ class NativeStacks:
         for start in need:
             try:
                 answer = self._readers.call(
-                    "open", pid=pid, start_ns=start_ns, start=start,
+                    "open",
+                    pid=pid,
+                    start_ns=start_ns,
+                    start=start,
                     timeout=seconds_left(deadline, "native frames") + GRACE_S,
-                )  # fmt: skip
+                )
             except UnsupportedTarget:
                 file = mappings[start][3:6]
                 absent |= {m.start for m in mappings.values() if m[3:6] == file}

@@ -119,9 +119,10 @@ def _matching(memory: ProcessMemory, layout: Layout, wanted: Sequence[WantedCode
     """Returns the addresses at which the wanted code still is: elsewhere what looks like a line table may be large."""
     proofs = _proofs(memory, layout, [address for address, _ in wanted])
     return [
-        address for (address, check), proof in zip(wanted, proofs, strict=True)
+        address
+        for (address, check), proof in zip(wanted, proofs, strict=True)
         if proof is not None and check in (None, code_check(*proof))
-    ]  # fmt: skip
+    ]
 
 
 def _proofs(memory: ProcessMemory, layout: Layout, addresses: Sequence[int]) -> list[list[int] | None]:

@@ -180,9 +180,13 @@ class Enrolment:
     def _scan(self, key: ProcessKey, runtime: RuntimeInfo) -> dict[str, Any]:
         try:
             return self._readers.call(
-                "threads", pid=key[0], start_ns=key[1], timeout=2 * SCAN_S,
-                runtime=runtime.to_dict(), timeout_ms=int(SCAN_S * 1000),
-            ).header  # fmt: skip
+                "threads",
+                pid=key[0],
+                start_ns=key[1],
+                timeout=2 * SCAN_S,
+                runtime=runtime.to_dict(),
+                timeout_ms=int(SCAN_S * 1000),
+            ).header
         except CorruptTarget:
             # It may run another program by now.
             self._known.unprepare(self._known.find(key))

@@ -160,9 +160,7 @@ class SampleRows:
         some = records[records["kind"] == UNRESOLVED]
         self._lose(some, "resolve", "threads whose Python state was not known yet", pair)
 
-    def _lose_undecoded(
-        self, records: Array, groups: _Groups, undecoded: list[bool], pair: ClockPair
-    ) -> None:
+    def _lose_undecoded(self, records: Array, groups: _Groups, undecoded: list[bool], pair: ClockPair) -> None:
         if any(undecoded):
             some = records[groups.members(np.array(undecoded))]
             self.undecoded += len(some)

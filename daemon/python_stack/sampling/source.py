@@ -104,7 +104,13 @@ class PythonSampler(Source):
         runtimes = context.find(PythonStacks)
         programs = SamplingPrograms(context.session)
         return cls(
-            programs, context.readers, runtimes, context.processes, context.sink, context.node, settings,
+            programs,
+            context.readers,
+            runtimes,
+            context.processes,
+            context.sink,
+            context.node,
+            settings,
             START_PAUSE_S,
         )
 
@@ -114,9 +120,7 @@ class PythonSampler(Source):
 
     @property
     def rings(self) -> Mapping[str, RingConsumer]:
-        return {
-            RING: RingConsumer(self.assemble, self.table, ready=self.ready, full_share=FULL_SHARE, rest_s=REST_S)
-        }
+        return {RING: RingConsumer(self.assemble, self.table, ready=self.ready, full_share=FULL_SHARE, rest_s=REST_S)}
 
     @property
     def probe_slots(self) -> Mapping[int, ProbeSlot]:
@@ -211,9 +215,15 @@ class PythonSampler(Source):
             if left <= 0:
                 raise TargetTimeout(f"code of process {process.key[0]} could not be read in time")
             answer = self._readers.call(
-                "codes", pid=process.key[0], start_ns=process.key[1], timeout=left + GRACE_S, patience=PATIENCE_S,
-                runtime=runtime.to_dict(), wanted=wanted[:MAX_WANTED], timeout_ms=int(left * 500),
-            )  # fmt: skip
+                "codes",
+                pid=process.key[0],
+                start_ns=process.key[1],
+                timeout=left + GRACE_S,
+                patience=PATIENCE_S,
+                runtime=runtime.to_dict(),
+                wanted=wanted[:MAX_WANTED],
+                timeout_ms=int(left * 500),
+            )
             codes = unpack_codes(answer)
             process.codes.learn(codes)
             found += codes

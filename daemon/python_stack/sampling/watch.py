@@ -54,9 +54,7 @@ class SampledWatch:
     ``pause_s``: with one, the first visit is so many seconds after ``begin``.
     """
 
-    def __init__(
-        self, enrolment: Enrolment, known: KnownProcesses, settings: Settings, pause_s: float = 0.0
-    ) -> None:
+    def __init__(self, enrolment: Enrolment, known: KnownProcesses, settings: Settings, pause_s: float = 0.0) -> None:
         self._pause_s, self._begun = pause_s, not pause_s
         self._enrolment = enrolment
         self._known = known
@@ -194,9 +192,7 @@ class SampledWatch:
         try:
             rates = Rates(*self._settings(watched.identity))
             self._known.find(key).identity = watched.identity
-            changed = self._enrolment.bring_up(
-                key, watched.enrolled, rates, lambda: self._watched.get(key) is watched
-            )
+            changed = self._enrolment.bring_up(key, watched.enrolled, rates, lambda: self._watched.get(key) is watched)
             # The place of a thread off the CPU is entered only once its return would be seen.
             self._set_clock()
             changed = self._enrolment.adopt(key, watched.enrolled) or changed

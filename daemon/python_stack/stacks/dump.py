@@ -202,9 +202,7 @@ def _cached_threads(shown: _Shown, found: Capture, layout: Layout, kernel: list[
     return [{**cached[k.tid], "thread": k.name, "state": k.state} for k in kernel]
 
 
-def _threads(
-    found: Capture, layout: Layout, kernel: list[KernelThread], reader: LocalsReader | None
-) -> list[Thread]:
+def _threads(found: Capture, layout: Layout, kernel: list[KernelThread], reader: LocalsReader | None) -> list[Thread]:
     by_tid: dict[int, list[tuple[RawThread, dict[int, Code]]]] = {}
     tids = match_threads([thread for thread, _ in found.threads], kernel)
     for tid, entry in zip(tids, found.threads, strict=True):
@@ -242,13 +240,16 @@ def _thread(
     }
 
 
-def _frame(
-    frame: RawFrame, code: Code | None, layout: Layout, lines: dict[tuple[int, int], int | None]
-) -> Frame:
+def _frame(frame: RawFrame, code: Code | None, layout: Layout, lines: dict[tuple[int, int], int | None]) -> Frame:
     if code is None:
         return {
-            "func": "?", "file": "?", "lineno": None, "frame_type": "Python", "ip": frame.code, "entry": frame.entry
-        }  # fmt: skip
+            "func": "?",
+            "file": "?",
+            "lineno": None,
+            "frame_type": "Python",
+            "ip": frame.code,
+            "entry": frame.entry,
+        }
     key = (frame.code, frame.instr)
     if key not in lines:
         lines[key] = code.line(layout, frame)

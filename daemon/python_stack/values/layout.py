@@ -103,8 +103,16 @@ def object_layout(base: Layout, runtime: bytes) -> ObjectLayout:
 
 
 def _since_312(
-    base: Layout, *, modules: int, names: int, kinds: int, slots: int, tuple_items: int = 24, keys: int = 32,
-    values: int = 40, type_keys: int = 880,
+    base: Layout,
+    *,
+    modules: int,
+    names: int,
+    kinds: int,
+    slots: int,
+    tuple_items: int = 24,
+    keys: int = 32,
+    values: int = 40,
+    type_keys: int = 880,
 ) -> ObjectLayout:
     return ObjectLayout(
         base=base,

@@ -273,5 +273,11 @@ def _fitting(rows: list[NamedVariable]) -> list[NamedVariable]:
 def _answer(tid: int, func: str, name: Name, value: Value) -> NamedVariable:
     type_, text, number, reason = value.type, value.text, value.number, value.reason
     return {
-        "tid": tid, "func": func, "name": name.text, "type": type_, "value": text, "number": number, "reason": reason
-    }  # fmt: skip
+        "tid": tid,
+        "func": func,
+        "name": name.text,
+        "type": type_,
+        "value": text,
+        "number": number,
+        "reason": reason,
+    }

@@ -22,10 +22,22 @@ MAX_CHARACTERS = 256
 MAX_TOTAL = 1024
 SECRET = "it looks like a secret"  # noqa: S105
 _NUMPY = {
-    "numpy.float16": "e", "numpy.float32": "f", "numpy.float64": "d", "numpy.int8": "b", "numpy.int16": "h",
-    "numpy.int32": "i", "numpy.int64": "q", "numpy.uint8": "B", "numpy.uint16": "H", "numpy.uint32": "I",
-    "numpy.uint64": "Q", "numpy.longlong": "q", "numpy.ulonglong": "Q", "numpy.bool": "?", "numpy.bool_": "?",
-}  # fmt: skip
+    "numpy.float16": "e",
+    "numpy.float32": "f",
+    "numpy.float64": "d",
+    "numpy.int8": "b",
+    "numpy.int16": "h",
+    "numpy.int32": "i",
+    "numpy.int64": "q",
+    "numpy.uint8": "B",
+    "numpy.uint16": "H",
+    "numpy.uint32": "I",
+    "numpy.uint64": "Q",
+    "numpy.longlong": "q",
+    "numpy.ulonglong": "Q",
+    "numpy.bool": "?",
+    "numpy.bool_": "?",
+}
 _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozenset": ("{", "}"), "dict": ("{", "}")}
 
 

@@ -94,9 +94,14 @@ class VariableWatch(Source):
             return names
 
         return cls(
-            context.find(Values), context.sink, wanted, context.processes, context.clock, context.node,
+            context.find(Values),
+            context.sink,
+            wanted,
+            context.processes,
+            context.clock,
+            context.node,
             interval_s=lambda: float(settings.value("variables.interval_s")),
-        )  # fmt: skip
+        )
 
     def start(self) -> None:
         self._worker.start()

@@ -28,8 +28,7 @@ _HEAD = 16
 
 
 class Code(NamedTuple):
-    """``func`` is the qualified name from 3.11 on. Texts are clean. ``cut``: a text or the table is incomplete.
-    """
+    """``func`` is the qualified name from 3.11 on. Texts are clean. ``cut``: a text or the table is incomplete."""
 
     address: int
     func: str

@@ -30,27 +30,48 @@ _TABLES = pa.schema([_CATALOG, _SCHEMA, _field("table_name"), _field("table_type
 _TABLE_SCHEMA = _field("table_schema", pa.binary())
 _TABLE_TYPES = pa.schema([_field("table_type")])
 _PRIMARY_KEYS = pa.schema(
-    [_CATALOG, _SCHEMA, _field("table_name"), _field("column_name"), _field("key_name", null=True),
-     _field("key_sequence", pa.int32())]
-)  # fmt: skip
+    [
+        _CATALOG,
+        _SCHEMA,
+        _field("table_name"),
+        _field("column_name"),
+        _field("key_name", null=True),
+        _field("key_sequence", pa.int32()),
+    ]
+)
 _FOREIGN_KEYS = pa.schema(
     [
         *(
             _field(f"{side}_{name}", null=null)
             for side in ("pk", "fk")
             for name, null in (
-                ("catalog_name", True), ("db_schema_name", True), ("table_name", False), ("column_name", False),
+                ("catalog_name", True),
+                ("db_schema_name", True),
+                ("table_name", False),
+                ("column_name", False),
             )
         ),
-        _field("key_sequence", pa.int32()), _field("fk_key_name", null=True), _field("pk_key_name", null=True),
-        _field("update_rule", pa.uint8()), _field("delete_rule", pa.uint8()),
+        _field("key_sequence", pa.int32()),
+        _field("fk_key_name", null=True),
+        _field("pk_key_name", null=True),
+        _field("update_rule", pa.uint8()),
+        _field("delete_rule", pa.uint8()),
     ]
-)  # fmt: skip
+)
 TABLE, VIEW = "TABLE", "VIEW"
 # As probing.column_docs writes them.
-_TYPES = {str(kind): kind for kind in (
-    pa.bool_(), pa.int32(), pa.int64(), pa.uint64(), pa.float64(), pa.string(), pa.timestamp("ns"),
-)}  # fmt: skip
+_TYPES = {
+    str(kind): kind
+    for kind in (
+        pa.bool_(),
+        pa.int32(),
+        pa.int64(),
+        pa.uint64(),
+        pa.float64(),
+        pa.string(),
+        pa.timestamp("ns"),
+    )
+}
 
 
 class Catalog:

@@ -25,12 +25,21 @@ _NO_TRANSACTIONS = "there are no transactions: connect with autocommit"
 _COMMANDS: dict[str, type[Message]] = {
     kind.DESCRIPTOR.full_name: kind
     for kind in (
-        sql.CommandGetCatalogs, sql.CommandGetCrossReference, sql.CommandGetDbSchemas, sql.CommandGetExportedKeys,
-        sql.CommandGetImportedKeys, sql.CommandGetPrimaryKeys, sql.CommandGetSqlInfo, sql.CommandGetTableTypes,
-        sql.CommandGetTables, sql.CommandGetXdbcTypeInfo, sql.CommandPreparedStatementQuery, sql.CommandStatementQuery,
+        sql.CommandGetCatalogs,
+        sql.CommandGetCrossReference,
+        sql.CommandGetDbSchemas,
+        sql.CommandGetExportedKeys,
+        sql.CommandGetImportedKeys,
+        sql.CommandGetPrimaryKeys,
+        sql.CommandGetSqlInfo,
+        sql.CommandGetTableTypes,
+        sql.CommandGetTables,
+        sql.CommandGetXdbcTypeInfo,
+        sql.CommandPreparedStatementQuery,
+        sql.CommandStatementQuery,
         sql.TicketStatementQuery,
     )
-}  # fmt: skip
+}
 _WRITES = frozenset(
     kind.DESCRIPTOR.full_name
     for kind in (sql.CommandStatementUpdate, sql.CommandPreparedStatementUpdate, sql.CommandStatementIngest)

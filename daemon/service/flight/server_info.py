@@ -15,9 +15,13 @@ __all__ = ("sql_info", "type_info")
 _LISTS = pa.map_(pa.int32(), pa.list_(pa.int32()))
 # The members of the union of a value, in the order of the protocol.
 _MEMBERS = (
-    ("string_value", pa.string()), ("bool_value", pa.bool_()), ("bigint_value", pa.int64()),
-    ("int32_bitmask", pa.int32()), ("string_list", pa.list_(pa.string())), ("int32_to_int32_list_map", _LISTS),
-)  # fmt: skip
+    ("string_value", pa.string()),
+    ("bool_value", pa.bool_()),
+    ("bigint_value", pa.int64()),
+    ("int32_bitmask", pa.int32()),
+    ("string_list", pa.list_(pa.string())),
+    ("int32_to_int32_list_map", _LISTS),
+)
 _TEXT, _BOOL, _INT64, _INT32 = range(4)
 _INFO: tuple[tuple[int, int, Any], ...] = (
     (sql.FLIGHT_SQL_SERVER_NAME, _TEXT, "probingd"),
@@ -91,28 +95,45 @@ def _type(name: str, code: int, size: int, unsigned: bool | None) -> dict[str, A
     text, time = code == sql.XDBC_VARCHAR, code == sql.XDBC_TIMESTAMP
     quote = "'" if text or time else None
     return {
-        "type_name": name, "data_type": code, "column_size": size or None, "literal_prefix": quote,
-        "literal_suffix": quote, "nullable": sql.NULLABILITY_NULLABLE, "case_sensitive": text,
-        "searchable": sql.SEARCHABLE_FULL if text else sql.SEARCHABLE_BASIC, "unsigned_attribute": unsigned,
-        "fixed_prec_scale": False, "sql_data_type": sql.XDBC_DATETIME if time else code,
+        "type_name": name,
+        "data_type": code,
+        "column_size": size or None,
+        "literal_prefix": quote,
+        "literal_suffix": quote,
+        "nullable": sql.NULLABILITY_NULLABLE,
+        "case_sensitive": text,
+        "searchable": sql.SEARCHABLE_FULL if text else sql.SEARCHABLE_BASIC,
+        "unsigned_attribute": unsigned,
+        "fixed_prec_scale": False,
+        "sql_data_type": sql.XDBC_DATETIME if time else code,
         "datetime_subcode": sql.XDBC_SUBCODE_TIMESTAMP if time else None,
         "num_prec_radix": None if unsigned is None else 2 if code == sql.XDBC_DOUBLE else 10,
-    }  # fmt: skip
+    }
 
 
 _TYPE_INFO = pa.schema(
     [
         pa.field(name, kind, nullable=nullable)
         for name, kind, nullable in (
-            ("type_name", pa.string(), False), ("data_type", pa.int32(), False), ("column_size", pa.int32(), True),
-            ("literal_prefix", pa.string(), True), ("literal_suffix", pa.string(), True),
+            ("type_name", pa.string(), False),
+            ("data_type", pa.int32(), False),
+            ("column_size", pa.int32(), True),
+            ("literal_prefix", pa.string(), True),
+            ("literal_suffix", pa.string(), True),
             ("create_params", pa.list_(pa.field("item", pa.string(), nullable=False)), True),
-            ("nullable", pa.int32(), False), ("case_sensitive", pa.bool_(), False), ("searchable", pa.int32(), False),
-            ("unsigned_attribute", pa.bool_(), True), ("fixed_prec_scale", pa.bool_(), False),
-            ("auto_increment", pa.bool_(), True), ("local_type_name", pa.string(), True),
-            ("minimum_scale", pa.int32(), True), ("maximum_scale", pa.int32(), True),
-            ("sql_data_type", pa.int32(), False), ("datetime_subcode", pa.int32(), True),
-            ("num_prec_radix", pa.int32(), True), ("interval_precision", pa.int32(), True),
+            ("nullable", pa.int32(), False),
+            ("case_sensitive", pa.bool_(), False),
+            ("searchable", pa.int32(), False),
+            ("unsigned_attribute", pa.bool_(), True),
+            ("fixed_prec_scale", pa.bool_(), False),
+            ("auto_increment", pa.bool_(), True),
+            ("local_type_name", pa.string(), True),
+            ("minimum_scale", pa.int32(), True),
+            ("maximum_scale", pa.int32(), True),
+            ("sql_data_type", pa.int32(), False),
+            ("datetime_subcode", pa.int32(), True),
+            ("num_prec_radix", pa.int32(), True),
+            ("interval_precision", pa.int32(), True),
         )
     ]
-)  # fmt: skip
+)

@@ -30,13 +30,19 @@ class RequestTimes:
         without_times()
         self.registry = CollectorRegistry()
         self._queries = Histogram(
-            "probingd_query_duration_seconds", "Time from a query to the end of its answer.", ("outcome",),
-            buckets=_BUCKETS, registry=self.registry,
-        )  # fmt: skip
+            "probingd_query_duration_seconds",
+            "Time from a query to the end of its answer.",
+            ("outcome",),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
         self._calls = Histogram(
-            "probingd_request_duration_seconds", "Time from a call to the end of its answer.", ("method", "outcome"),
-            buckets=_BUCKETS, registry=self.registry,
-        )  # fmt: skip
+            "probingd_request_duration_seconds",
+            "Time from a call to the end of its answer.",
+            ("method", "outcome"),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
 
     def call(self, method: str, seconds: float, outcome: str) -> None:
         """Counts a call of ``method``, one of the names that our services have, that took ``seconds``; ``outcome`` is

@@ -32,8 +32,16 @@ WRITE_S = 10.0
 WRONG_TOKEN_S = 1.0
 _PAGE = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
-_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
-            405: "Method Not Allowed", 500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -106,9 +114,12 @@ class HttpServer:
             certificate = self._tls.certificate(secured) if secured is not None else None
             answer = await self._answer(method, path, headers, caller, certificate)
         lines = (
-            f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Content-Type: {answer.kind}",
-            f"Content-Length: {len(answer.body)}", "Cache-Control: no-store", "Connection: close",
-        )  # fmt: skip
+            f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
+            f"Content-Type: {answer.kind}",
+            f"Content-Length: {len(answer.body)}",
+            "Cache-Control: no-store",
+            "Connection: close",
+        )
         writer.write(("\r\n".join(lines) + f"\r\n{answer.headers}\r\n").encode())
         if method != "HEAD":
             writer.write(answer.body)

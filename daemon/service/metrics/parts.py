@@ -59,8 +59,9 @@ FROM process.processes WHERE role = 'trainer' AND state <> 'exited' GROUP BY job
         {"training_job": "job"},
         (
             Metric("probingd_job_ranks", "Ranks of the job that run on this node.", "trainers"),
-            Metric("probingd_job_halted_ranks", "Those of them that are stopped or in uninterruptible sleep.",
-                   "halted"),
+            Metric(
+                "probingd_job_halted_ranks", "Those of them that are stopped or in uninterruptible sleep.", "halted"
+            ),
             Metric("probingd_job_world_size", "Ranks of the job on all nodes.", "world_size"),
         ),
         "job",
@@ -73,10 +74,17 @@ FROM comm.progress WHERE ended IS NULL AND last_call IS NOT NULL GROUP BY job, r
 """,
         _RANK,
         (
-            Metric("probingd_rank_since_last_collective_seconds",
-                   "Time since the rank last called a collective, on any communicator.", "since_ns", _S),
-            Metric("probingd_rank_communicators", "Communicators on which the rank has called a collective.",
-                   "communicators"),
+            Metric(
+                "probingd_rank_since_last_collective_seconds",
+                "Time since the rank last called a collective, on any communicator.",
+                "since_ns",
+                _S,
+            ),
+            Metric(
+                "probingd_rank_communicators",
+                "Communicators on which the rank has called a collective.",
+                "communicators",
+            ),
         ),
         "job, rank",
     ),
@@ -85,10 +93,14 @@ FROM comm.progress WHERE ended IS NULL AND last_call IS NOT NULL GROUP BY job, r
         "SELECT job, rank, count(*) AS operations, max(age_ns) AS age_ns FROM comm.inflight GROUP BY job, rank",
         _RANK,
         (
-            Metric("probingd_rank_collectives_in_flight", "Collectives that the rank has called and not finished.",
-                   "operations"),
-            Metric("probingd_rank_collective_in_flight_seconds", "Time since the oldest of them was called.",
-                   "age_ns", _S),
+            Metric(
+                "probingd_rank_collectives_in_flight",
+                "Collectives that the rank has called and not finished.",
+                "operations",
+            ),
+            Metric(
+                "probingd_rank_collective_in_flight_seconds", "Time since the oldest of them was called.", "age_ns", _S
+            ),
         ),
         "age_ns DESC, job, rank",
     ),
@@ -102,17 +114,33 @@ FROM train.steps WHERE ts > now() - INTERVAL 2 MINUTE GROUP BY job, rank
 """,
         _RANK,
         (
-            Metric("probingd_rank_steps_per_second",
-                   "Training steps a second over the last two minutes; it sinks while no step ends.", "rate"),
-            Metric("probingd_rank_step_seconds", "Average length of the steps of the last two minutes.",
-                   "duration_ns", _S),
-            Metric("probingd_rank_step_communication_seconds", "Average time of a step in which a collective ran.",
-                   "comm_ns", _S),
-            Metric("probingd_rank_step_wait_seconds", "Average time of a step in which the rank waited for the last.",
-                   "wait_ns", _S),
-            Metric("probingd_rank_lag_seconds",
-                   "How late the rank is in each step: by how much less it waits than the rank of the job that waits"
-                   " longest on this node.", "lag_ns", _S),
+            Metric(
+                "probingd_rank_steps_per_second",
+                "Training steps a second over the last two minutes; it sinks while no step ends.",
+                "rate",
+            ),
+            Metric(
+                "probingd_rank_step_seconds", "Average length of the steps of the last two minutes.", "duration_ns", _S
+            ),
+            Metric(
+                "probingd_rank_step_communication_seconds",
+                "Average time of a step in which a collective ran.",
+                "comm_ns",
+                _S,
+            ),
+            Metric(
+                "probingd_rank_step_wait_seconds",
+                "Average time of a step in which the rank waited for the last.",
+                "wait_ns",
+                _S,
+            ),
+            Metric(
+                "probingd_rank_lag_seconds",
+                "How late the rank is in each step: by how much less it waits than the rank of the job that waits"
+                " longest on this node.",
+                "lag_ns",
+                _S,
+            ),
         ),
         "job, rank",
     ),
@@ -124,8 +152,11 @@ FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND GROUP BY job, backend, op
 """,
         {"training_job": "job", "backend": "backend", "op": "op"},
         (
-            Metric("probingd_collectives_per_second", "Collectives a second of all ranks on this node that ended in"
-                   " the last 10 s.", "rate"),
+            Metric(
+                "probingd_collectives_per_second",
+                "Collectives a second of all ranks on this node that ended in the last 10 s.",
+                "rate",
+            ),
             Metric("probingd_collective_seconds", "Their average length.", "duration_ns", _S),
             Metric("probingd_collective_bus_bytes_per_second", "Their average bus bandwidth.", "busbw_gbps", 1e9),
         ),
@@ -167,30 +198,47 @@ QUALIFY row_number() OVER (PARTITION BY device_id, mig, uuid ORDER BY ts DESC) =
 """,
         _GPU,
         (
-            Metric("probingd_gpu_utilization_ratio", "Share of the time in which any kernel ran.", "gpu_util_pct",
-                   _PCT),
-            Metric("probingd_gpu_sm_active_ratio", "Share of the multiprocessors that were busy.", "sm_active_pct",
-                   _PCT),
-            Metric("probingd_gpu_tensor_active_ratio", "Share of the time in tensor operations.", "tensor_active_pct",
-                   _PCT),
+            Metric(
+                "probingd_gpu_utilization_ratio", "Share of the time in which any kernel ran.", "gpu_util_pct", _PCT
+            ),
+            Metric(
+                "probingd_gpu_sm_active_ratio", "Share of the multiprocessors that were busy.", "sm_active_pct", _PCT
+            ),
+            Metric(
+                "probingd_gpu_tensor_active_ratio", "Share of the time in tensor operations.", "tensor_active_pct", _PCT
+            ),
             Metric("probingd_gpu_memory_used_bytes", "Memory in use.", "used_bytes"),
             Metric("probingd_gpu_memory_size_bytes", "Memory of the GPU.", "total_bytes"),
             Metric("probingd_gpu_temperature_celsius", "Temperature.", "temperature_c"),
             Metric("probingd_gpu_power_watts", "Power that the board takes.", "power_w"),
             Metric("probingd_gpu_power_limit_watts", "Limit of the power.", "power_limit_w"),
             Metric("probingd_gpu_sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock_mhz", _MHZ),
-            Metric("probingd_gpu_pcie_receive_bytes_per_second", "Traffic to the GPU over PCIe.",
-                   "pcie_rx_bytes_per_s"),
-            Metric("probingd_gpu_pcie_transmit_bytes_per_second", "Traffic from the GPU over PCIe.",
-                   "pcie_tx_bytes_per_s"),
-            Metric("probingd_gpu_nvlink_receive_bytes_per_second", "Traffic to the GPU over NVLink.",
-                   "nvlink_rx_bytes_per_s"),
-            Metric("probingd_gpu_nvlink_transmit_bytes_per_second", "Traffic from the GPU over NVLink.",
-                   "nvlink_tx_bytes_per_s"),
-            Metric("probingd_gpu_uncorrected_ecc_errors",
-                   "Memory errors that could not be corrected since the driver was loaded.", "ecc_uncorrected"),
-            Metric("probingd_gpu_throttled", "1 while heat, hardware or the power brake holds the clocks down.",
-                   "throttled"),
+            Metric(
+                "probingd_gpu_pcie_receive_bytes_per_second", "Traffic to the GPU over PCIe.", "pcie_rx_bytes_per_s"
+            ),
+            Metric(
+                "probingd_gpu_pcie_transmit_bytes_per_second", "Traffic from the GPU over PCIe.", "pcie_tx_bytes_per_s"
+            ),
+            Metric(
+                "probingd_gpu_nvlink_receive_bytes_per_second",
+                "Traffic to the GPU over NVLink.",
+                "nvlink_rx_bytes_per_s",
+            ),
+            Metric(
+                "probingd_gpu_nvlink_transmit_bytes_per_second",
+                "Traffic from the GPU over NVLink.",
+                "nvlink_tx_bytes_per_s",
+            ),
+            Metric(
+                "probingd_gpu_uncorrected_ecc_errors",
+                "Memory errors that could not be corrected since the driver was loaded.",
+                "ecc_uncorrected",
+            ),
+            Metric(
+                "probingd_gpu_throttled",
+                "1 while heat, hardware or the power brake holds the clocks down.",
+                "throttled",
+            ),
         ),
         "device_id, mig, uuid",
     ),
@@ -204,10 +252,14 @@ SELECT process, sum(cpu_pct) AS cpu_pct, sum(rss_bytes) AS rss_bytes FROM (
 """,
         {"process": "process"},
         (
-            Metric("probingd_process_cpu_ratio", "CPU time of the daemon's own processes as a share of one core; of"
-                   " the probes, what they cost the jobs.", "cpu_pct", _PCT),
-            Metric("probingd_process_memory_bytes", "Resident memory of the daemon's own processes.",
-                   "rss_bytes"),
+            Metric(
+                "probingd_process_cpu_ratio",
+                "CPU time of the daemon's own processes as a share of one core; of"
+                " the probes, what they cost the jobs.",
+                "cpu_pct",
+                _PCT,
+            ),
+            Metric("probingd_process_memory_bytes", "Resident memory of the daemon's own processes.", "rss_bytes"),
         ),
         "process",
     ),
@@ -234,4 +286,4 @@ SELECT table_name, files, bytes, epoch_ns(ts) - epoch_ns(oldest) AS age_ns FROM 
         ),
         "files",
     ),
-)  # fmt: skip
+)

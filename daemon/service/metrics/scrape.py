@@ -41,9 +41,7 @@ class _Engine(Protocol):
     @property
     def waiting(self) -> int: ...
 
-    def run_all(
-        self, statements: Sequence[str], *, timeout: float, max_bytes: int, caller: Caller
-    ) -> Any: ...
+    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int, caller: Caller) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +110,17 @@ class Scraper:
         status = self._read_status()
         rows, failed = self._read_rows() if status["state"] != "lost" else ({}, {})
         readings = Readings(
-            self._version, self._node, rows, failed, status, self._engine.running, self._now() - begun,
-            refused=dict(self._refused()), waiting_queries=self._engine.waiting, calls=dict(self._calls()),
-        )  # fmt: skip
+            self._version,
+            self._node,
+            rows,
+            failed,
+            status,
+            self._engine.running,
+            self._now() - begun,
+            refused=dict(self._refused()),
+            waiting_queries=self._engine.waiting,
+            calls=dict(self._calls()),
+        )
         return page_text(readings, self.times)
 
     def _state(self) -> str:

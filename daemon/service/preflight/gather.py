@@ -135,5 +135,3 @@ def _text(path: Path) -> str:
             return file.read(MAX_FILE).strip()
     except OSError:
         return ""
-
-

@@ -69,11 +69,16 @@ class Found:
             variables.setdefault((row["pid"], row["start_ns"]), []).append(Variable(row["name"], row["value"] or ""))
         self.ranks = tuple(
             NodeRank(
-                row["rank"], row["local_rank"], row["world_size"], row["node_rank"], row["pid"], row.get("box") or "",
+                row["rank"],
+                row["local_rank"],
+                row["world_size"],
+                row["node_rank"],
+                row["pid"],
+                row.get("box") or "",
                 tuple(variables.get((row["pid"], row["start_ns"]), ())),
             )
             for row in rows.get("ranks", ())
-        )  # fmt: skip
+        )
 
 
 def read_tables(queries: Queries, job: str, deadline: float) -> Found:

@@ -23,10 +23,14 @@ def is_imported(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> bo
     known = [
         (entry.parts, entry.tables[name])
         for entry in older
-        if entry.parts and entry.node == unit.node and name in entry.tables
-        and entry.parts[0] <= last and first <= entry.parts[1]
-        and entry.tables[name].ts_min <= span.ts_max and span.ts_min <= entry.tables[name].ts_max
-    ]  # fmt: skip
+        if entry.parts
+        and entry.node == unit.node
+        and name in entry.tables
+        and entry.parts[0] <= last
+        and first <= entry.parts[1]
+        and entry.tables[name].ts_min <= span.ts_max
+        and span.ts_min <= entry.tables[name].ts_max
+    ]
     if not known:
         return False
     if any(

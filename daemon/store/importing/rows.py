@@ -66,10 +66,12 @@ def _stored_times(rows: pa.Table) -> pa.Table:
     stored = {
         name: subtract(_ns(rows.column(shown)), called)
         for name, shown in (
-            ("launch_ns_after", "t_launch"), ("start_ns_after", "t_start"),
-            ("done_lo_ns", "t_done_lo"), ("done_hi_ns", "t_done_hi"),
+            ("launch_ns_after", "t_launch"),
+            ("start_ns_after", "t_start"),
+            ("done_lo_ns", "t_done_lo"),
+            ("done_hi_ns", "t_done_hi"),
         )
-    }  # fmt: skip
+    }
     for name, column in stored.items():
         rows = rows.append_column(name, column)
     return rows

@@ -46,11 +46,19 @@ def append_losses(store: Store, node: str, now_ns: int) -> None:
     losses = [*store.recovery_losses, *store.take_losses()]
     rows = [
         {
-            "node": node, "ts": now_ns, "source": x.source, "table_name": x.table, "stage": x.stage,
-            "reason": x.reason, "pid": x.pid, "ts_from": x.ts_from_ns, "ts_to": x.ts_to_ns, "count": x.count,
+            "node": node,
+            "ts": now_ns,
+            "source": x.source,
+            "table_name": x.table,
+            "stage": x.stage,
+            "reason": x.reason,
+            "pid": x.pid,
+            "ts_from": x.ts_from_ns,
+            "ts_to": x.ts_to_ns,
+            "count": x.count,
         }
         for x in losses
-    ]  # fmt: skip
+    ]
     if rows:
         store.append({"probing.losses": [batch_of("probing.losses", rows)]}, {})
 

@@ -136,9 +136,7 @@ class ShortHeader(FormatError):
     """The part ends within its header: its writer died before the first record, so none is missing."""
 
 
-def pack_record(
-    sequence: int, boot_id: str, clock: ClockPair, positions: Positions, chunks: Sequence[Chunk]
-) -> bytes:
+def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positions, chunks: Sequence[Chunk]) -> bytes:
     """Returns the bytes of a record. Raises FormatError when it is too large."""
     meta = _json(
         {

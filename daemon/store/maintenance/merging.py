@@ -97,6 +97,13 @@ class Merge:
         self._file = None
         first, last = min(s.ts_min for s in self.sources), max(s.ts_max for s in self.sources)
         return Segment(
-            self.sources[0].table, file.path, made.size, made.crc, rows, first, last, self._parts,
+            self.sources[0].table,
+            file.path,
+            made.size,
+            made.crc,
+            rows,
+            first,
+            last,
+            self._parts,
             all_jobs(self.sources),
-        )  # fmt: skip
+        )

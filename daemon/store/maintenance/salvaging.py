@@ -52,9 +52,13 @@ def _salvage(context: StoreContext, damaged: Segment, salvaged: Salvaged) -> Non
     file: SegmentFile | None = None
     try:
         task = context.worker.start(
-            "salvage", [(context.root / damaged.path, damaged.size)],
-            table=damaged.table, rows=damaged.rows, ts_min=damaged.ts_min, ts_max=damaged.ts_max,
-        )  # fmt: skip
+            "salvage",
+            [(context.root / damaged.path, damaged.size)],
+            table=damaged.table,
+            rows=damaged.rows,
+            ts_min=damaged.ts_min,
+            ts_max=damaged.ts_max,
+        )
     except OSError as e:
         if e.errno in TRANSIENT:
             raise

@@ -27,8 +27,9 @@ def check(case: Case) -> Iterator[Result]:
             continue
         found = [
             Result(NAME, state, f"GPU {device.device_id} of {node.node} {text}", (node.node,), hint)
-            for device in node.devices for state, text, hint in _of(device)
-        ]  # fmt: skip
+            for device in node.devices
+            for state, text, hint in _of(device)
+        ]
         yield from found
         if not found:
             good.append(node.node)

@@ -26,8 +26,13 @@ def check(case: Case) -> Iterator[Result]:
     found = 0
     for node in case.nodes:
         if why := node.problem("master"):
-            yield Result(NAME, FAIL, f"{node.node} cannot resolve MASTER_ADDR {address}: {why}", (node.node,),
-                         "name a host that all nodes resolve, or an IP address")  # fmt: skip
+            yield Result(
+                NAME,
+                FAIL,
+                f"{node.node} cannot resolve MASTER_ADDR {address}: {why}",
+                (node.node,),
+                "name a host that all nodes resolve, or an IP address",
+            )
             found += 1
     owners = [node for node, master in known if master.local]
     if _apart(owners):

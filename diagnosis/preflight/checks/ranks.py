@@ -23,10 +23,16 @@ def check(case: Case) -> Iterator[Result]:
             master = f"{address or '?'}:{port or '?'}" if address or port else None
             placed.append(
                 Placed(
-                    rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size, node=node.node,
-                    pid=rank.pid, box=rank.box, node_rank=rank.node_rank, master=master,
+                    rank=rank.rank,
+                    local_rank=rank.local_rank,
+                    world_size=rank.world_size,
+                    node=node.node,
+                    pid=rank.pid,
+                    box=rank.box,
+                    node_rank=rank.node_rank,
+                    master=master,
                 )
-            )  # fmt: skip
+            )
     if not placed:
         yield skipped(NAME, "no ranks are known: list them in --env-file F, or name a job that runs with --job J")
         return

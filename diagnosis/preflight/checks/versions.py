@@ -16,8 +16,14 @@ __all__ = ("check",)
 NAME = "versions"
 _OF_PYTHON = ("python", "torch", "cuda", "nccl")
 _OF_NODE = ("driver", "kernel")
-_TITLES = {"python": "Python", "torch": "torch", "cuda": "CUDA of torch", "nccl": "NCCL", "driver": "the GPU driver",
-           "kernel": "the kernel"}  # fmt: skip
+_TITLES = {
+    "python": "Python",
+    "torch": "torch",
+    "cuda": "CUDA of torch",
+    "nccl": "NCCL",
+    "driver": "the GPU driver",
+    "kernel": "the kernel",
+}
 _HINT = "use one image, or one environment, on all nodes"
 
 

@@ -26,6 +26,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fake
 @pytest.fixture
 def ctl(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command; returns its exit code, stdout and stderr."""
+
     def run(*arguments: str) -> tuple[int, str, str]:
         code = main(list(arguments))
         out, err = capsys.readouterr()

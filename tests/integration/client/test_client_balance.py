@@ -42,20 +42,30 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fa
     nodes = []
     for name, own in (("alpha", (0, 1)), ("beta", (2, 3))):
         begin = time.time_ns() - 20 * SECOND + _AHEAD[name]
-        samples = [row for r in own for row in (
-            sample(name, r, 1, 80 if r == 3 else 100, ts=begin + SECOND),
-            sample(name, r, 2, 20 if r == 3 else 0, ts=begin + SECOND),
-            # Another thread.
-            sample(name, r, 2, 100, ts=begin + SECOND, tid=5),
-        )]  # fmt: skip
-        nodes.append(FakeNode(tmp_path, name, {
-            "process.processes": [process(name, r, 1000 + r) for r in own],
-            "train.steps": [step(name, r, n, begin) for r in own for n in range(STEPS)],
-            "comm.ops": [all_reduce(name, r, n, begin) for r in own for n in range(STEPS)],
-            "comm.communicators": [{**communicator(name, r), "parallel_role": "world"} for r in own],
-            "python.samples": samples,
-            "python.stacks": [stack(name, 1, _MAIN), stack(name, 2, _LOADER, _MAIN)],
-        }))  # fmt: skip
+        samples = [
+            row
+            for r in own
+            for row in (
+                sample(name, r, 1, 80 if r == 3 else 100, ts=begin + SECOND),
+                sample(name, r, 2, 20 if r == 3 else 0, ts=begin + SECOND),
+                # Another thread.
+                sample(name, r, 2, 100, ts=begin + SECOND, tid=5),
+            )
+        ]
+        nodes.append(
+            FakeNode(
+                tmp_path,
+                name,
+                {
+                    "process.processes": [process(name, r, 1000 + r) for r in own],
+                    "train.steps": [step(name, r, n, begin) for r in own for n in range(STEPS)],
+                    "comm.ops": [all_reduce(name, r, n, begin) for r in own for n in range(STEPS)],
+                    "comm.communicators": [{**communicator(name, r), "parallel_role": "world"} for r in own],
+                    "python.samples": samples,
+                    "python.stacks": [stack(name, 1, _MAIN), stack(name, 2, _LOADER, _MAIN)],
+                },
+            )
+        )
     nodes[0].peers = [pb.Peer(node=n.name, address=n.address, state="healthy") for n in nodes]
     monkeypatch.setenv("PROBING_TARGET", nodes[0].address)
     yield nodes

@@ -25,12 +25,29 @@ from probing.diagnosis.preflight.facts import NodeFacts, Version
 
 Run = Callable[..., tuple[int, str, str]]
 CANARY = "kanarien7q3x"
-READ = ("comm.ras", "cluster.members", "diagnosis.findings", "gpu.devices", "probing.config", "probing.cost",
-        "probing.losses", "probing.settings", "probing.store", "probing.versions", "process.events",
-        "process.processes")  # fmt: skip
+READ = (
+    "comm.ras",
+    "cluster.members",
+    "diagnosis.findings",
+    "gpu.devices",
+    "probing.config",
+    "probing.cost",
+    "probing.losses",
+    "probing.settings",
+    "probing.store",
+    "probing.versions",
+    "process.events",
+    "process.processes",
+)
 # What the daemon says of itself, in words that no job or user can choose.
-PLAIN = {("probing.versions", "name"), ("probing.versions", "version"), ("gpu.devices", "name"),
-         ("probing.config", "key"), ("probing.config", "default"), ("probing.settings", "key")}  # fmt: skip
+PLAIN = {
+    ("probing.versions", "name"),
+    ("probing.versions", "version"),
+    ("gpu.devices", "name"),
+    ("probing.config", "key"),
+    ("probing.config", "default"),
+    ("probing.settings", "key"),
+}
 
 
 def value_of(table: str, column: str, kind: pa.DataType, now: int) -> Any:
@@ -63,9 +80,15 @@ class Named(FakeNode):
         text = f"cannot read /home/{CANARY}/x of {CANARY}"
         source = pb.Source(name=f"user.{CANARY}", state="degraded", reason=text, detail=text, rows=7)
         return pb.StatusReply(
-            node=self.name, version="0.1.0", instance=CANARY, boot_id=self.boot_id, engine=self.engine,
-            state="degraded", reason=text, sources=[source],
-        )  # fmt: skip
+            node=self.name,
+            version="0.1.0",
+            instance=CANARY,
+            boot_id=self.boot_id,
+            engine=self.engine,
+            state="degraded",
+            reason=text,
+            sources=[source],
+        )
 
 
 @pytest.fixture

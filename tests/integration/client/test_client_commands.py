@@ -43,8 +43,10 @@ def test_ps_shows_the_target_or_all_nodes(pair: tuple[FakeNode, FakeNode], ctl: 
     rows = json.loads(out)
     assert (code, err) == (0, "")
     assert [(r["role"], r["rank"], r["pid"]) for r in rows] == [
-        ("trainer", 0, 1000), ("trainer", 1, 1001), ("launcher", None, 900),
-    ]  # fmt: skip
+        ("trainer", 0, 1000),
+        ("trainer", 1, 1001),
+        ("launcher", None, 900),
+    ]
     assert {"job", "run", "local_rank", "world_size", "state", "python", "backends"} <= set(rows[0])
     for command in (
         ("ps", "--all-nodes"),
@@ -84,8 +86,19 @@ def _on_a_terminal(words: list[str], columns: int) -> list[str]:
 def test_ps_for_people_is_aligned(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
     lines = ctl("ps")[1].splitlines()
     assert lines[0].split() == [
-        "NODE", "JOB", "RUN", "ROLE", "RANK", "LOCAL", "WORLD", "PID", "STATE", "PYTHON", "BACKENDS", "COMMAND",
-    ]  # fmt: skip
+        "NODE",
+        "JOB",
+        "RUN",
+        "ROLE",
+        "RANK",
+        "LOCAL",
+        "WORLD",
+        "PID",
+        "STATE",
+        "PYTHON",
+        "BACKENDS",
+        "COMMAND",
+    ]
     column = lines[0].index("STATE")
     assert [line[column : column + 7] for line in lines[1:]] == ["running"] * 3
 
@@ -182,8 +195,12 @@ def test_nccl_names_the_rank_that_is_not_there(pair: tuple[FakeNode, FakeNode], 
     assert (comm["job"], comm["comm"], comm["size"], comm["members"]) == ("j1", "default_pg", 4, [0, 1, 2, 3])
     (op,) = comm["ops"]
     assert (op["op"], op["calls"], op["bytes"], op["p99_ns"], op["busbw_min_gbps"]) == (
-        "all_reduce", 200, 200_000_000, 2_000_000.0, 0.75,
-    )  # fmt: skip
+        "all_reduce",
+        200,
+        200_000_000,
+        2_000_000.0,
+        0.75,
+    )
     assert {r["rank"]: r["lag_ns"] for r in comm["ranks"]} == {0: -1000, 1: 0, 2: 39_999_000, 3: 2000}
     assert [(i["rank"], i["seq"]) for i in comm["inflight"]] == [(0, 50), (1, 50), (3, 50)]
     text = ctl("nccl", "--all-nodes", "--job", "j1")[1]
@@ -196,15 +213,27 @@ def test_nccl_names_the_rank_that_is_not_there(pair: tuple[FakeNode, FakeNode], 
 def test_stacks_are_by_rank_and_innermost_first(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
     threads = json.loads(ctl("stacks", "--job", "j1", "--all-nodes", "-f", "json")[1])
     assert list(threads[0]) == [
-        "node", "job", "rank", "pid", "tid", "thread", "state", "gil", "complete", "frames",
-    ]  # fmt: skip
+        "node",
+        "job",
+        "rank",
+        "pid",
+        "tid",
+        "thread",
+        "state",
+        "gil",
+        "complete",
+        "frames",
+    ]
     assert [(t["rank"], t["thread"]) for t in threads if t["thread"] == "MainThread"] == [
         (r, "MainThread") for r in range(4)
     ]
     culprit = next(t for t in threads if t["rank"] == 2 and t["frames"])
     assert culprit["frames"][0] == {
-        "func": "read_batch", "file": "/home/user/train.py", "lineno": 31, "frame_type": "Python",
-    }  # fmt: skip
+        "func": "read_batch",
+        "file": "/home/user/train.py",
+        "lineno": 31,
+        "frame_type": "Python",
+    }
     assert "    read_batch (/home/user/train.py:31)\n" in ctl("bt", "1002", "--all-nodes")[1]
     flat = list(csv.DictReader(io.StringIO(ctl("backtrace", "1000", "-f", "csv")[1])))
     assert [(row["depth"], row["func"]) for row in flat] == [("0", "all_reduce"), ("1", "main")]
@@ -337,9 +366,12 @@ def test_who_may_not_connect_hears_which_group_may(open_tmp_path: Path, ctl: Run
             code, _, err = ctl("status", "-t", node.address)
         finally:
             os.seteuid(was)
-    assert (code, err) == (1, f"error: {node.address} does not answer: permission denied\n"
+    assert (code, err) == (
+        1,
+        f"error: {node.address} does not answer: permission denied\n"
         f"hint: root and the group daemon may: `sudo usermod -aG daemon {pwd.getpwuid(os.getuid()).pw_name}`,"
-        " then log in again\n")  # fmt: skip
+        " then log in again\n",
+    )
 
 
 def test_what_a_node_says_of_its_error_is_passed_on(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
@@ -472,12 +504,37 @@ def test_no_command_pays_for_anothers_libraries(pair: tuple[FakeNode, FakeNode])
 @pytest.mark.parametrize(
     "words",
     [
-        "ps", "events", "top --once", "nccl", "nccl -f json", "logs", "tables", "status", "nodes", "stacks",
-        "stacks --merge", "profile", "profile -F svg", "flamegraph", "config", "query 'SELECT 1'", "rdma", "net",
-        "query 'SELECT 1' -f parquet", "version", "--version", "--help", "ps --help", "", "nonsense",
-        "query --explain 'SELECT 1'", "vars nothing", "ps -t unix:/nowhere", "export --tables comm.ops -o {tmp}/x.csv",
+        "ps",
+        "events",
+        "top --once",
+        "nccl",
+        "nccl -f json",
+        "logs",
+        "tables",
+        "status",
+        "nodes",
+        "stacks",
+        "stacks --merge",
+        "profile",
+        "profile -F svg",
+        "flamegraph",
+        "config",
+        "query 'SELECT 1'",
+        "rdma",
+        "net",
+        "query 'SELECT 1' -f parquet",
+        "version",
+        "--version",
+        "--help",
+        "ps --help",
+        "",
+        "nonsense",
+        "query --explain 'SELECT 1'",
+        "vars nothing",
+        "ps -t unix:/nowhere",
+        "export --tables comm.ops -o {tmp}/x.csv",
     ],
-)  # fmt: skip
+)
 def test_nobody_reads_the_output_to_its_end(pair: tuple[FakeNode, FakeNode], words: str, tmp_path: Path) -> None:
     pair[0].settings["logs.enabled"] = "true"
     program = "from probing.client.main import main; main()"

@@ -34,9 +34,11 @@ _SECONDS = 60.0
 def hung(node: str, *numbers: int) -> Facts:
     """The part of a job of four ranks that ``node`` sees: rank 2 computes elsewhere, the others wait."""
     ranks = [
-        rank(n, *history(50, ago=36), node=node, stack=elsewhere("read_batch train.py:31")) if n == 2 else
-        rank(n, *history(50, ago=36), op(51, ago=35), node=node, stack=in_collective()) for n in numbers
-    ]  # fmt: skip
+        rank(n, *history(50, ago=36), node=node, stack=elsewhere("read_batch train.py:31"))
+        if n == 2
+        else rank(n, *history(50, ago=36), op(51, ago=35), node=node, stack=in_collective())
+        for n in numbers
+    ]
     return replace(facts(*ranks, comms=[comm("0", range(4))]), job="j1", run="r1", world_size=4)
 
 
@@ -146,9 +148,12 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         ioctl(theirs, TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *words], stdin=theirs, stdout=theirs, stderr=theirs,
+            [sys.executable, "-c", _PROGRAM, *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
             env={**os.environ, "TERM": "xterm"},
-        )  # fmt: skip
+        )
         os.close(theirs)
         self._seen = ""
 

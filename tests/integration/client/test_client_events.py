@@ -17,26 +17,39 @@ def event(node: str, rank: int | None, second: int, kind: str, **more: Any) -> d
     """A row of process.events, ``second`` s after the first of all."""
     pid = 900 if rank is None else 1000 + rank
     return {
-        "node": node, "ts": operation(node, 0, 0)["ts"] + second * SECOND, "job": "j1", "run": "r1", "pid": pid,
-        "start_ns": pid * SECOND, "rank": rank, "role": "launcher" if rank is None else "trainer",
-        "event": kind, **more,
-    }  # fmt: skip
+        "node": node,
+        "ts": operation(node, 0, 0)["ts"] + second * SECOND,
+        "job": "j1",
+        "run": "r1",
+        "pid": pid,
+        "start_ns": pid * SECOND,
+        "rank": rank,
+        "role": "launcher" if rank is None else "trainer",
+        "event": kind,
+        **more,
+    }
 
 
 def of_a_job() -> dict[str, list[dict[str, Any]]]:
     return {
         "alpha": [
-            event("alpha", None, 0, "start"), event("alpha", 0, 1, "start"),
+            event("alpha", None, 0, "start"),
+            event("alpha", 0, 1, "start"),
             event("alpha", 0, 1, "identified", detail="{}"),
-            event("alpha", 0, 9, "exit", exit_code=1), event("alpha", None, 10, "exit", exit_code=3),
+            event("alpha", 0, 9, "exit", exit_code=1),
+            event("alpha", None, 10, "exit", exit_code=3),
             # Nobody saw how it ended, and the trainer itself ends what is slow to leave.
-            event("alpha", 7, 2, "exit"), event("alpha", 8, 3, "exit", signal=15, role="data_loader"),
+            event("alpha", 7, 2, "exit"),
+            event("alpha", 8, 3, "exit", signal=15, role="data_loader"),
         ],
         "beta": [
-            event("beta", 2, 1, "start"), event("beta", 2, 7, "oom_kill"), event("beta", 2, 7, "exit", signal=9),
-            event("beta", 3, 5, "exit", exit_code=0), event("beta", 4, 6, "exit", signal=44, role="other"),
+            event("beta", 2, 1, "start"),
+            event("beta", 2, 7, "oom_kill"),
+            event("beta", 2, 7, "exit", signal=9),
+            event("beta", 3, 5, "exit", exit_code=0),
+            event("beta", 4, 6, "exit", signal=44, role="other"),
         ],
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -64,10 +77,14 @@ def test_the_first_failure_of_a_job_is_marked(ask: Callable[..., str]) -> None:
     assert first["detail"] == "killed by SIGKILL (OOM), first to fail"
     said = {(row["rank"], row["role"]): row["detail"] for row in rows if row["event"] == "exit"}
     assert said == {
-        (0, "trainer"): "exited with code 1", (None, "launcher"): "exited with code 3",
-        (7, "trainer"): "it is not known how", (8, "data_loader"): "killed by SIGTERM",
-        (2, "trainer"): first["detail"], (3, "trainer"): "exited with code 0", (4, "other"): "killed by signal 44",
-    }  # fmt: skip
+        (0, "trainer"): "exited with code 1",
+        (None, "launcher"): "exited with code 3",
+        (7, "trainer"): "it is not known how",
+        (8, "data_loader"): "killed by SIGTERM",
+        (2, "trainer"): first["detail"],
+        (3, "trainer"): "exited with code 0",
+        (4, "other"): "killed by signal 44",
+    }
 
 
 def test_events_for_people(ask: Callable[..., str]) -> None:

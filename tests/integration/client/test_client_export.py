@@ -34,20 +34,42 @@ def _operations(node: str, job: str = "j1") -> list[dict[str, Any]]:
 
 
 def _docs(node: str) -> dict[str, list[dict[str, Any]]]:
-    tables = [("comm.ops", "no"), ("python.samples", "no"), ("python.stacks", "no"), ("probing.losses", "no"),
-              ("process.processes", "yes"), ("train.step", "view"), ("../../evil", "no")]  # fmt: skip
+    tables = [
+        ("comm.ops", "no"),
+        ("python.samples", "no"),
+        ("python.stacks", "no"),
+        ("probing.losses", "no"),
+        ("process.processes", "yes"),
+        ("train.step", "view"),
+        ("../../evil", "no"),
+    ]
     return {
         "probing.table_docs": [
-            {"node": node, "ts": 0, "table_schema": name.partition(".")[0], "table_name": name.partition(".")[2],
-             "description": "", "live": live}
+            {
+                "node": node,
+                "ts": 0,
+                "table_schema": name.partition(".")[0],
+                "table_name": name.partition(".")[2],
+                "description": "",
+                "live": live,
+            }
             for name, live in tables
         ],
         "probing.column_docs": [
-            {"node": node, "ts": 0, "table_schema": name.partition(".")[0], "table_name": name.partition(".")[2],
-             "column_name": column, "type": "", "description": ""}
-            for name, _ in tables if name in TABLES for column in TABLES[name].logical.names
+            {
+                "node": node,
+                "ts": 0,
+                "table_schema": name.partition(".")[0],
+                "table_name": name.partition(".")[2],
+                "column_name": column,
+                "type": "",
+                "description": "",
+            }
+            for name, _ in tables
+            if name in TABLES
+            for column in TABLES[name].logical.names
         ],
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -164,7 +186,7 @@ def test_many_rows_are_several_files(
 
 def test_a_node_that_fails_leaves_no_rows(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
     def fail() -> None:
-        if "SELECT * FROM \"python\"" in pair[1].asked[-1]:
+        if 'SELECT * FROM "python"' in pair[1].asked[-1]:
             raise QueryError("the disk is gone")
 
     pair[1].meanwhile = fail
@@ -185,9 +207,7 @@ def test_a_node_that_fails_leaves_no_rows(pair: tuple[FakeNode, FakeNode], ctl: 
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out"]
 
 
-def test_wrong_use(
-    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_use(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cases: tuple[tuple[tuple[str, ...], str], ...] = (
         ((), "no place to export to"),

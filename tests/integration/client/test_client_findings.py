@@ -19,11 +19,24 @@ def finding(node: str, name: str, age_s: float, **more: Any) -> dict[str, Any]:
     """A row of diagnosis.findings, written ``age_s`` ago by a finding that was opened a minute ago."""
     now = time.time_ns()
     return {
-        "node": node, "ts": now - round(age_s * SECOND), "job": "j1", "run": "r1", "finding_id": name,
-        "verdict": "not_joined", "severity": "error", "state": "open", "confidence": 0.9, "sentence": SENTENCE,
-        "ranks": "2", "nodes": "beta", "victims": "0,1,3", "about": "default_pg:50", "opened": now - 60 * SECOND,
-        **dict.fromkeys(LISTS, "[]"), **more,
-    }  # fmt: skip
+        "node": node,
+        "ts": now - round(age_s * SECOND),
+        "job": "j1",
+        "run": "r1",
+        "finding_id": name,
+        "verdict": "not_joined",
+        "severity": "error",
+        "state": "open",
+        "confidence": 0.9,
+        "sentence": SENTENCE,
+        "ranks": "2",
+        "nodes": "beta",
+        "victims": "0,1,3",
+        "about": "default_pg:50",
+        "opened": now - 60 * SECOND,
+        **dict.fromkeys(LISTS, "[]"),
+        **more,
+    }
 
 
 @pytest.fixture
@@ -31,12 +44,17 @@ def found(pair: tuple[FakeNode, FakeNode]) -> tuple[FakeNode, FakeNode]:
     """One finding that both nodes have and that has changed, one of the past, a note, one of a job that is gone."""
     now = time.time_ns()
     closed = {"state": "closed", "closed": now - 20 * SECOND, "sentence": "rank 1 was slow", "severity": "warning"}
-    pair[0].insert("diagnosis.findings", [
-        finding("alpha", "a", 50, sentence="rank 2 may hold up 3 ranks", confidence=0.5), finding("alpha", "a", 30),
-        finding("alpha", "b", 50), finding("alpha", "b", 20, **closed),
-        finding("alpha", "n", 9, severity="note", sentence="rank 0 has the most memory"),
-        finding("alpha", "g", 9, job="gone", run="r0", sentence="\x1b[31mrank 0\x1b[0m died"),
-    ])  # fmt: skip
+    pair[0].insert(
+        "diagnosis.findings",
+        [
+            finding("alpha", "a", 50, sentence="rank 2 may hold up 3 ranks", confidence=0.5),
+            finding("alpha", "a", 30),
+            finding("alpha", "b", 50),
+            finding("alpha", "b", 20, **closed),
+            finding("alpha", "n", 9, severity="note", sentence="rank 0 has the most memory"),
+            finding("alpha", "g", 9, job="gone", run="r0", sentence="\x1b[31mrank 0\x1b[0m died"),
+        ],
+    )
     pair[1].insert("diagnosis.findings", [finding("beta", "a", 31)])
     return pair
 
@@ -72,10 +90,23 @@ def test_a_finding_says_what_its_culprit_does_and_nothing_else_does(
 def test_a_death_is_a_finding_or_the_first_failure(
     ctl: Run, pair: tuple[FakeNode, FakeNode], words: tuple[str, ...]
 ) -> None:
-    pair[1].insert("process.events", [{
-        "node": "beta", "ts": time.time_ns(), "job": "j1", "run": "r1", "pid": 1002, "start_ns": 1002 * SECOND,
-        "event": "exit", "role": "trainer", "rank": 2, "signal": 9,
-    }])  # fmt: skip
+    pair[1].insert(
+        "process.events",
+        [
+            {
+                "node": "beta",
+                "ts": time.time_ns(),
+                "job": "j1",
+                "run": "r1",
+                "pid": 1002,
+                "start_ns": 1002 * SECOND,
+                "event": "exit",
+                "role": "trainer",
+                "rank": 2,
+                "signal": 9,
+            }
+        ],
+    )
     assert "FAILED FIRST: rank 2 " in ctl(*words, "--all-nodes")[1]
     pair[1].insert("diagnosis.findings", [finding("beta", "d", 9, verdict="rank_died")])
     out = ctl(*words, "--all-nodes")[1]
@@ -106,18 +137,21 @@ def test_the_history_of_all_jobs(ctl: Run, found: tuple[FakeNode, FakeNode]) -> 
     code, out, err = ctl("diagnose", "--history", "--all-nodes")
     assert (code, err) == (0, "")
     lines = [line[21:] for line in out.splitlines()]
-    assert sorted(lines) == sorted([
-        f"still open  job j1: {SENTENCE} (not_joined, high confidence)",
-        "for 40.0 s  job j1: rank 1 was slow (not_joined, high confidence)",
-        "still open  job j1: rank 0 has the most memory (not_joined, high confidence)",
-        "still open  job gone: \\x1b[31mrank 0\\x1b[0m died (not_joined, high confidence)",
-    ])  # fmt: skip
+    assert sorted(lines) == sorted(
+        [
+            f"still open  job j1: {SENTENCE} (not_joined, high confidence)",
+            "for 40.0 s  job j1: rank 1 was slow (not_joined, high confidence)",
+            "still open  job j1: rank 0 has the most memory (not_joined, high confidence)",
+            "still open  job gone: \\x1b[31mrank 0\\x1b[0m died (not_joined, high confidence)",
+        ]
+    )
 
 
 def test_the_history_of_a_job_that_is_gone_as_json(ctl: Run, found: tuple[FakeNode, FakeNode]) -> None:
-    found[0].insert("process.events", [
-        {"node": "alpha", "ts": time.time_ns(), "job": "gone", "run": "r0", "pid": 1, "event": "exit"}
-    ])  # fmt: skip
+    found[0].insert(
+        "process.events",
+        [{"node": "alpha", "ts": time.time_ns(), "job": "gone", "run": "r0", "pid": 1, "event": "exit"}],
+    )
     (row,) = json.loads(ctl("diagnose", "--history", "--job", "gone", "-f", "json")[1])
     assert (row["finding_id"], row["state"], row["ranks"]) == ("g", "open", "2")
     assert [row[name] for name in LISTS] == [[]] * 6

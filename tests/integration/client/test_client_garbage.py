@@ -17,9 +17,19 @@ import pytest
 from probing.api.proto.probing.v1 import node_pb2 as pb
 
 COMMANDS = (
-    ("ps",), ("status",), ("nodes",), ("query", "SELECT 1"), ("stacks",), ("top", "--once"), ("nccl",), ("config",),
-    ("vars", "1", "step"), ("tables",), ("pause",), ("query", "--all-nodes", "SELECT count(*) FROM comm.ops"),
-)  # fmt: skip
+    ("ps",),
+    ("status",),
+    ("nodes",),
+    ("query", "SELECT 1"),
+    ("stacks",),
+    ("top", "--once"),
+    ("nccl",),
+    ("config",),
+    ("vars", "1", "step"),
+    ("tables",),
+    ("pause",),
+    ("query", "--all-nodes", "SELECT count(*) FROM comm.ops"),
+)
 EVIL = "\x1b]0;evil\x07\x1b[31m\r\n\u202e" + "x" * 300
 Answer = Callable[[str, grpc.ServicerContext], bytes]
 

@@ -18,35 +18,86 @@ GB = 10**9
 
 
 def reading(node: str, number: int, **values: Any) -> dict[str, Any]:
-    own = {"node": node, "ts": time.time_ns() - SECOND, "device_id": number, "uuid": f"GPU-{node}-{number}",
-           "gpu_util_pct": 97.0, "sm_active_pct": 83.0, "tensor_active_pct": 41.0, "total_bytes": 80 * GB,
-           "used_bytes": 50 * GB, "mem_used_pct": 62.5, "temperature_c": 61.0, "power_w": 653.0,
-           "power_limit_w": 700.0, "sm_clock_mhz": 1755, "clock_event_reasons": "sw_power_cap"}  # fmt: skip
+    own = {
+        "node": node,
+        "ts": time.time_ns() - SECOND,
+        "device_id": number,
+        "uuid": f"GPU-{node}-{number}",
+        "gpu_util_pct": 97.0,
+        "sm_active_pct": 83.0,
+        "tensor_active_pct": 41.0,
+        "total_bytes": 80 * GB,
+        "used_bytes": 50 * GB,
+        "mem_used_pct": 62.5,
+        "temperature_c": 61.0,
+        "power_w": 653.0,
+        "power_limit_w": 700.0,
+        "sm_clock_mhz": 1755,
+        "clock_event_reasons": "sw_power_cap",
+    }
     return {**own, **values}
 
 
 def device(node: str, number: int, **values: Any) -> dict[str, Any]:
-    own = {"node": node, "ts": time.time_ns(), "device_id": number, "uuid": f"GPU-{node}-{number}", "state": "ok",
-           "name": "H100", "bus_id": f"0000:{0x17 + number:02x}:00.0", "numa_node": number // 2,
-           "cpu_list": f"{number // 2 * 48}-{number // 2 * 48 + 47}", "pcie_width": 16, "pcie_width_max": 16,
-           "total_bytes": 80 * GB}  # fmt: skip
+    own = {
+        "node": node,
+        "ts": time.time_ns(),
+        "device_id": number,
+        "uuid": f"GPU-{node}-{number}",
+        "state": "ok",
+        "name": "H100",
+        "bus_id": f"0000:{0x17 + number:02x}:00.0",
+        "numa_node": number // 2,
+        "cpu_list": f"{number // 2 * 48}-{number // 2 * 48 + 47}",
+        "pcie_width": 16,
+        "pcie_width_max": 16,
+        "total_bytes": 80 * GB,
+    }
     return {**own, **values}
 
 
 def user(node: str, number: int, rank: int, used: int) -> dict[str, Any]:
-    return {"node": node, "ts": time.time_ns() - SECOND, "job": "j1", "run": "r1", "pid": 1000 + rank,
-            "start_ns": SECOND, "rank": rank, "role": "trainer", "device_id": number, "uuid": f"GPU-{node}-{number}",
-            "source": "driver", "kind": "compute", "used_bytes": used, "sm_pct": 79.0}  # fmt: skip
+    return {
+        "node": node,
+        "ts": time.time_ns() - SECOND,
+        "job": "j1",
+        "run": "r1",
+        "pid": 1000 + rank,
+        "start_ns": SECOND,
+        "rank": rank,
+        "role": "trainer",
+        "device_id": number,
+        "uuid": f"GPU-{node}-{number}",
+        "source": "driver",
+        "kind": "compute",
+        "used_bytes": used,
+        "sm_pct": 79.0,
+    }
 
 
 def memory(node: str, rank: int, rss: int) -> dict[str, Any]:
-    return {"node": node, "ts": time.time_ns() - SECOND, "job": "j1", "run": "r1", "pid": 1000 + rank,
-            "start_ns": SECOND, "rank": rank, "role": "trainer", "rss_bytes": rss, "swap_bytes": 0}  # fmt: skip
+    return {
+        "node": node,
+        "ts": time.time_ns() - SECOND,
+        "job": "j1",
+        "run": "r1",
+        "pid": 1000 + rank,
+        "start_ns": SECOND,
+        "rank": rank,
+        "role": "trainer",
+        "rss_bytes": rss,
+        "swap_bytes": 0,
+    }
 
 
 def link(node: str, number: int, kind: str, **values: Any) -> dict[str, Any]:
-    own = {"node": node, "ts": time.time_ns() - SECOND, "device_id": number, "uuid": f"GPU-{node}-{number}",
-           "kind": kind}  # fmt: skip
+    own = {
+        "node": node,
+        "ts": time.time_ns() - SECOND,
+        "device_id": number,
+        "uuid": f"GPU-{node}-{number}",
+        "kind": kind,
+    }
     return {**own, **values}
 
 
@@ -58,12 +109,36 @@ def links(node: str) -> list[dict[str, Any]]:
                 path = "NV18" if number // 2 == other // 2 else "SYS"
                 found.append(link(node, number, "gpu", peer=f"GPU-{node}-{other}", peer_id=other, path=path, p2p="ok"))
         near = number // 2 == 0
-        found.append(link(node, number, "nic", peer="mlx5_0", peer_kind="hca", numa_node=0, generation=5, width=16,
-                          generation_max=5, width_max=16, path="PIX" if near else "SYS"))  # fmt: skip
+        found.append(
+            link(
+                node,
+                number,
+                "nic",
+                peer="mlx5_0",
+                peer_kind="hca",
+                numa_node=0,
+                generation=5,
+                width=16,
+                generation_max=5,
+                width_max=16,
+                path="PIX" if near else "SYS",
+            )
+        )
         slow = node == "beta" and number == 3
-        found.append(link(node, number, "pcie", width=8 if slow else 16, width_max=16, generation=5, generation_max=5,
-                          speed_bytes_per_s=31.5e9 if slow else 63e9, speed_max_bytes_per_s=63e9,
-                          state="degraded" if slow else "full"))  # fmt: skip
+        found.append(
+            link(
+                node,
+                number,
+                "pcie",
+                width=8 if slow else 16,
+                width_max=16,
+                generation=5,
+                generation_max=5,
+                speed_bytes_per_s=31.5e9 if slow else 63e9,
+                speed_max_bytes_per_s=63e9,
+                state="degraded" if slow else "full",
+            )
+        )
     found.append(link(node, 1, "nvlink", link=7, state="down" if node == "beta" else "up"))
     return found
 
@@ -75,18 +150,24 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fa
     for first, name in enumerate(("alpha", "beta")):
         ranks = [4 * first + number for number in range(4)]
         hot = {"clock_event_reasons": "sw_power_cap,hw_thermal", "ecc_uncorrected": 3}
-        nodes.append(FakeNode(tmp_path, name, {
-            "process.processes": [process(name, r, 1000 + r) for r in ranks],
-            "gpu.utilization": [
-                # An older reading is not shown.
-                reading(name, 0, ts=time.time_ns() - 5 * SECOND, gpu_util_pct=1.0),
-                *(reading(name, n, **(hot if (name, n) == ("beta", 3) else {})) for n in range(4)),
-            ],
-            "gpu.devices": [device(name, n) for n in range(4)],
-            "gpu.processes": [user(name, r % 4, r, (60 if r == 5 else 30) * GB) for r in ranks],
-            "gpu.links": links(name),
-            "process.memory": [memory(name, r, (9 if r == 2 else 3) * GB) for r in ranks],
-        }))  # fmt: skip
+        nodes.append(
+            FakeNode(
+                tmp_path,
+                name,
+                {
+                    "process.processes": [process(name, r, 1000 + r) for r in ranks],
+                    "gpu.utilization": [
+                        # An older reading is not shown.
+                        reading(name, 0, ts=time.time_ns() - 5 * SECOND, gpu_util_pct=1.0),
+                        *(reading(name, n, **(hot if (name, n) == ("beta", 3) else {})) for n in range(4)),
+                    ],
+                    "gpu.devices": [device(name, n) for n in range(4)],
+                    "gpu.processes": [user(name, r % 4, r, (60 if r == 5 else 30) * GB) for r in ranks],
+                    "gpu.links": links(name),
+                    "process.memory": [memory(name, r, (9 if r == 2 else 3) * GB) for r in ranks],
+                },
+            )
+        )
     nodes[0].peers = [pb.Peer(node=n.name, address=n.address, state="healthy") for n in nodes]
     monkeypatch.setenv("PROBING_TARGET", nodes[0].address)
     yield nodes
@@ -159,8 +240,9 @@ def test_the_most_memory_first_with_a_limit(cluster: list[FakeNode], ctl: Run) -
     _, out, _ = ctl("memory", "--all-nodes", "-l", "2", "-f", "json")
     (own,) = json.loads(out)
     assert [(row["rank"], row["device_bytes"], row["rss_bytes"]) for row in own["processes"]] == [
-        (5, 60 * GB, 3 * GB), (2, 30 * GB, 9 * GB),
-    ]  # fmt: skip
+        (5, 60 * GB, 3 * GB),
+        (2, 30 * GB, 9 * GB),
+    ]
     assert len(own["sentences"]) == 2
     assert own["processes"][0]["devices"][0]["uuid"] == "GPU-beta-1"
 

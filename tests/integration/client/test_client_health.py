@@ -54,8 +54,10 @@ def test_as_objects_and_rows(ctl: Run, nodes: tuple[FakeNode, FakeNode]) -> None
     assert [one["verdict"] for one in beta["findings"]] == ["gpu_fault", "storage_fault"]
     _, out, _ = ctl("health", "--all-nodes", "-f", "csv")
     assert [(row["node"], row["verdict"]) for row in csv.DictReader(io.StringIO(out))] == [
-        ("alpha", ""), ("beta", "gpu_fault"), ("beta", "storage_fault"),
-    ]  # fmt: skip
+        ("alpha", ""),
+        ("beta", "gpu_fault"),
+        ("beta", "storage_fault"),
+    ]
 
 
 def test_what_could_not_be_read_is_said(ctl: Run, nodes: tuple[FakeNode, FakeNode]) -> None:

@@ -23,7 +23,10 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNode]:
     ended = {"node": "alpha", "ts": 1, "job": "ended/job", "run": "r7", "pid": 2003, "start_ns": 1, "event": "exit"}
     tables = {
         "process.processes": [
-            known(0, LOCAL, "r1"), known(1, SLURM, "r2"), known(2, "other.0", "r3"), known(3, "12.0", "r4"),
+            known(0, LOCAL, "r1"),
+            known(1, SLURM, "r2"),
+            known(2, "other.0", "r3"),
+            known(3, "12.0", "r4"),
             known(4, "12.1", "r5"),
         ],
         "process.events": [ended],
@@ -31,7 +34,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNode]:
         "python.samples": [sample("alpha", 0, 1, 7, job=LOCAL)],
         "python.stacks": [stack("alpha", 1, ("step", "/t.py", 3))],
         "process.logs": [{"node": "alpha", "job": LOCAL, "ts": operation("alpha", 0, 1)["ts"], "line": "loss nan"}],
-    }  # fmt: skip
+    }
     node = FakeNode(tmp_path, "alpha", tables)
     node.jobs = {LOCAL, SLURM}
     node.threads = [thread(0, 1000, 1000, "MainThread", ("step", "/t.py", 3))]
@@ -61,11 +64,20 @@ def test_a_job_is_named_in_five_ways(node: FakeNode, ctl: Run) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ("ps",), ("top", "--once"), ("nccl",), ("logs",), ("stacks",), ("stacks", "--merge"), ("vars", "loss"),
-        ("profile",), ("config", "sampling.hz"), ("config", "sampling.hz=7"),
-        ("vars", "--watch", "loss"), ("vars", "--unwatch"),
+        ("ps",),
+        ("top", "--once"),
+        ("nccl",),
+        ("logs",),
+        ("stacks",),
+        ("stacks", "--merge"),
+        ("vars", "loss"),
+        ("profile",),
+        ("config", "sampling.hz"),
+        ("config", "sampling.hz=7"),
+        ("vars", "--watch", "loss"),
+        ("vars", "--unwatch"),
     ],
-)  # fmt: skip
+)
 def test_each_command_takes_the_end_of_a_name(node: FakeNode, ctl: Run, command: tuple[str, ...]) -> None:
     whole = ctl(*command, "--job", LOCAL)
     assert whole[0] == 0, whole

@@ -19,10 +19,20 @@ from probing.client.main import main
 def line(node: str, rank: int, ago_s: int, kind: str, text: str, **more: Any) -> dict[str, Any]:
     """A row of process.logs."""
     return {
-        "node": node, "ts": time.time_ns() - ago_s * SECOND, "job": "j1", "run": "r1", "pid": 1000 + rank,
-        "start_ns": SECOND, "tid": 1000 + rank, "rank": rank, "stream": "stderr", "kind": kind, "line": text,
-        "suppressed": 0, **more,
-    }  # fmt: skip
+        "node": node,
+        "ts": time.time_ns() - ago_s * SECOND,
+        "job": "j1",
+        "run": "r1",
+        "pid": 1000 + rank,
+        "start_ns": SECOND,
+        "tid": 1000 + rank,
+        "rank": rank,
+        "stream": "stderr",
+        "kind": kind,
+        "line": text,
+        "suppressed": 0,
+        **more,
+    }
 
 
 @pytest.fixture
@@ -56,11 +66,22 @@ def test_lines_stand_in_the_order_of_their_time(ask: Callable[..., tuple[int, st
     rows = json.loads(out)
     assert (code, err) == (0, "")
     assert [(row["node"], row["rank"], row["kind"], row["suppressed"]) for row in rows] == [
-        ("alpha", 0, "NCCL WARN", 0), ("beta", 2, "out of memory", 1200),
-    ]  # fmt: skip
+        ("alpha", 0, "NCCL WARN", 0),
+        ("beta", 2, "out of memory", 1200),
+    ]
     assert list(rows[0]) == [
-        "node", "ts", "job", "run", "rank", "pid", "tid", "stream", "kind", "line", "suppressed",
-    ]  # fmt: skip
+        "node",
+        "ts",
+        "job",
+        "run",
+        "rank",
+        "pid",
+        "tid",
+        "stream",
+        "kind",
+        "line",
+        "suppressed",
+    ]
 
 
 def test_lines_for_people(ask: Callable[..., tuple[int, str, str]]) -> None:

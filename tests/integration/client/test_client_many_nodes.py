@@ -22,9 +22,7 @@ NODES = 120
 @pytest.fixture(scope="module")
 def simulation() -> Iterator[Simulation]:
     """Of 40 nodes one is silent, one refuses, one is slow once, and one breaks calls off."""
-    cast = Cast(
-        NODES, free_port(), dead_of=40, refusing_of=40, slow_of=40, slow_s=60.0, losing_of=40, clock_s=5.0
-    )  # fmt: skip
+    cast = Cast(NODES, free_port(), dead_of=40, refusing_of=40, slow_of=40, slow_s=60.0, losing_of=40, clock_s=5.0)
     with simulated(cast) as running:
         yield running
 

@@ -22,13 +22,22 @@ def on_stream(node: str, rank: int, seq: int, launch: int, done: int, **more: An
     """An all_reduce of 1 MB on a CUDA stream, seen by the watchdog; times in ns after the first of all."""
     zero = operation(node, rank, 0)["ts"]
     return operation(
-        node, rank, seq,
+        node,
+        rank,
+        seq,
         **{
-            **NCCL, "ts": zero + launch, "t_call": zero + launch, "t_launch": zero + launch, "t_start": None,
-            "t_done_lo": zero + done - 100 * MS, "t_done_hi": zero + done, "timing_source": "watchdog",
-            "duration_ns": None, **more,
+            **NCCL,
+            "ts": zero + launch,
+            "t_call": zero + launch,
+            "t_launch": zero + launch,
+            "t_start": None,
+            "t_done_lo": zero + done - 100 * MS,
+            "t_done_hi": zero + done,
+            "timing_source": "watchdog",
+            "duration_ns": None,
+            **more,
         },
-    )  # fmt: skip
+    )
 
 
 def member(node: str, rank: int, **more: Any) -> dict[str, Any]:
@@ -87,8 +96,9 @@ def test_what_is_known_of_a_communicator(ask: Callable[..., str]) -> None:
     (op,) = own["ops"]
     assert (op["calls"], op["timed"], op["not_done"], op["avg_ns"], op["p99_ns"]) == (18, 0, 2, None, None)
     assert [(row["rank"], row["error"], row["calls"], row["last_seq"]) for row in own["failed"]] == [
-        (3, "remote process has ended", 1, 4), (2, "remote process has ended", 1, 4),
-    ]  # fmt: skip
+        (3, "remote process has ended", 1, 4),
+        (2, "remote process has ended", 1, 4),
+    ]
 
 
 def test_throughput_needs_no_durations(ask: Callable[..., str]) -> None:
@@ -123,8 +133,9 @@ def test_eighty_columns_are_enough(ask: Callable[..., str]) -> None:
     text = nccl_text.people([own], 300, 80)
     assert max(map(len, text.splitlines())) <= 80
     assert [line.split()[:2] for line in text.splitlines() if "reduce_scatter" in line][:2] == [
-        ["reduce_scatter", "12,345,678"], ["reduce_scatter", "123"],
-    ]  # fmt: skip
+        ["reduce_scatter", "12,345,678"],
+        ["reduce_scatter", "123"],
+    ]
 
 
 def test_rows_are_one_a_communicator_and_operation(ask: Callable[..., str]) -> None:

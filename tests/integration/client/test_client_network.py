@@ -46,23 +46,33 @@ def interface(node: str, address: str, number: int, **values: Any) -> dict[str, 
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeNode]]:
     hidden = dict.fromkeys(("peer_address", "local_address", "peer_local", "bytes_sent", "rtt_ns", "timeouts", "lost"))
     inside = connection("alpha", 0, 3, peer_address="127.0.0.1", local_address="127.0.0.1", peer_local=True, retrans=0)
-    alpha = FakeNode(tmp_path, "alpha", {
-        "process.processes": [process("alpha", 0, 1000)],
-        "rdma.ports": [port("alpha", n, np_cnp_sent_new=2) for n in range(ROWS)],
-        "net.tcp": [
-            *(connection("alpha", 0, n, timeouts=n) for n in range(ROWS)), inside,
-            connection("alpha", 0, 3, **hidden, segs_out=50, netns=8),
-        ],
-        "net.interfaces": [interface("alpha", "10.0.0.1", n, rx_dropped_new=n) for n in range(ROWS)],
-    })  # fmt: skip
-    beta = FakeNode(tmp_path, "beta", {
-        "process.processes": [process("beta", 1, 1001)],
-        "rdma.ports": [port("beta", n, state="DOWN", symbol_error_new=0) for n in range(ROWS)],
-        "net.tcp": [
-            connection("beta", 1, n, local_address="10.0.0.2", peer_address="10.0.0.1", retrans=0) for n in range(ROWS)
-        ],
-        "net.interfaces": [interface("beta", "10.0.0.2", n) for n in range(ROWS)],
-    })  # fmt: skip
+    alpha = FakeNode(
+        tmp_path,
+        "alpha",
+        {
+            "process.processes": [process("alpha", 0, 1000)],
+            "rdma.ports": [port("alpha", n, np_cnp_sent_new=2) for n in range(ROWS)],
+            "net.tcp": [
+                *(connection("alpha", 0, n, timeouts=n) for n in range(ROWS)),
+                inside,
+                connection("alpha", 0, 3, **hidden, segs_out=50, netns=8),
+            ],
+            "net.interfaces": [interface("alpha", "10.0.0.1", n, rx_dropped_new=n) for n in range(ROWS)],
+        },
+    )
+    beta = FakeNode(
+        tmp_path,
+        "beta",
+        {
+            "process.processes": [process("beta", 1, 1001)],
+            "rdma.ports": [port("beta", n, state="DOWN", symbol_error_new=0) for n in range(ROWS)],
+            "net.tcp": [
+                connection("beta", 1, n, local_address="10.0.0.2", peer_address="10.0.0.1", retrans=0)
+                for n in range(ROWS)
+            ],
+            "net.interfaces": [interface("beta", "10.0.0.2", n) for n in range(ROWS)],
+        },
+    )
     alpha.peers = [pb.Peer(node=n.name, address=n.address, state="healthy") for n in (alpha, beta)]
     monkeypatch.setenv("PROBING_TARGET", alpha.address)
     yield [alpha, beta]

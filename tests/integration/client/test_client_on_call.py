@@ -40,9 +40,16 @@ def native(rank: int, *functions: str, tid: int = 7) -> pb.Thread:
 def gap(node: str, pid: int | None, until: int, reason: str = LATE) -> dict[str, Any]:
     """A row of probing.losses: operations were not seen from the first second until ``until``."""
     return {
-        "node": node, "ts": until, "source": "collectives", "table_name": "comm.ops", "stage": "attach",
-        "reason": reason, "pid": pid, "ts_from": SECOND, "ts_to": until,
-    }  # fmt: skip
+        "node": node,
+        "ts": until,
+        "source": "collectives",
+        "table_name": "comm.ops",
+        "stage": "attach",
+        "reason": reason,
+        "pid": pid,
+        "ts_from": SECOND,
+        "ts_to": until,
+    }
 
 
 def began(node: str, rank: int, ts: int) -> dict[str, Any]:
@@ -60,23 +67,32 @@ def at(ns: int) -> str:
 def hung_before(tmp_path: Path) -> FakeNode:
     """Rank 0 was in an all_reduce before the daemon came, rank 1 reads; of rank 2 a gap of another process is known."""
     now = time.time_ns()
-    node = FakeNode(tmp_path, "alpha", {
-        "process.processes": [process("alpha", rank, 1000 + rank) for rank in range(3)],
-        "process.events": [began("alpha", rank, now - 300 * SECOND) for rank in range(3)],
-        "probing.losses": [
-            gap("alpha", 1000, now - 60 * SECOND), gap("alpha", 1001, now - 60 * SECOND),
-            gap("alpha", 1002, now - 900 * SECOND),
-        ],
-    })  # fmt: skip
-    ring = ("pthread_cond_wait", "gloo::transport::tcp::UnboundBuffer::waitRecv(int*)",
-            "gloo::(anonymous namespace)::ring(gloo::detail::AllreduceOptionsImpl const&)",
-            "gloo::(anonymous namespace)::allreduce(gloo::detail::AllreduceOptionsImpl const&)",
-            "c10d::AsyncAllreduceWork::allreduce(std::vector<at::Tensor>&)")  # fmt: skip
+    node = FakeNode(
+        tmp_path,
+        "alpha",
+        {
+            "process.processes": [process("alpha", rank, 1000 + rank) for rank in range(3)],
+            "process.events": [began("alpha", rank, now - 300 * SECOND) for rank in range(3)],
+            "probing.losses": [
+                gap("alpha", 1000, now - 60 * SECOND),
+                gap("alpha", 1001, now - 60 * SECOND),
+                gap("alpha", 1002, now - 900 * SECOND),
+            ],
+        },
+    )
+    ring = (
+        "pthread_cond_wait",
+        "gloo::transport::tcp::UnboundBuffer::waitRecv(int*)",
+        "gloo::(anonymous namespace)::ring(gloo::detail::AllreduceOptionsImpl const&)",
+        "gloo::(anonymous namespace)::allreduce(gloo::detail::AllreduceOptionsImpl const&)",
+        "c10d::AsyncAllreduceWork::allreduce(std::vector<at::Tensor>&)",
+    )
     node.threads = [
-        thread(0, 1000, 1000, "MainThread", ("all_reduce", "/usr/lib/distributed_c10d.py", 2810)), native(0, *ring),
+        thread(0, 1000, 1000, "MainThread", ("all_reduce", "/usr/lib/distributed_c10d.py", 2810)),
+        native(0, *ring),
         thread(1, 1001, 1001, "MainThread", ("read_batch", "/home/user/train.py", 31)),
         native(2, "syscall", "ncclGroupEndInternal", "ncclGroupEnd", "at::native::all_reduce(int)", tid=1002),
-    ]  # fmt: skip
+    ]
     return node
 
 
@@ -99,8 +115,10 @@ def test_a_hang_from_before_the_daemon_is_named(hung_before: FakeNode, ask: Ask)
         (own,) = json.loads(ask(node, "nccl", "-f", "json"))
         assert (own["comm"], own["size"], own["members"]) == (None, 4, [0, 1, 2])
         assert [(r["rank"], r["waits_in"], r["began_unseen"], r["unseen_why"]) for r in own["silent"]] == [
-            (0, "gloo::allreduce", True, LATE), (1, None, False, LATE), (2, "ncclGroupEnd", False, None),
-        ]  # fmt: skip
+            (0, "gloo::allreduce", True, LATE),
+            (1, None, False, LATE),
+            (2, "ncclGroupEnd", False, None),
+        ]
         # Only these are asked, and by their pids.
         assert {tuple(asked.pids) for asked in node.stacks_asked if asked.native} == {(1000, 1001, 1002)}
 
@@ -122,10 +140,11 @@ def test_a_healthy_job_is_not_asked_and_shows_nothing_in_flight(tmp_path: Path, 
     now = time.time_ns()
     recent = [operation("alpha", rank, 7, ts=now, t_call=now, t_done_hi=now) for rank in range(4)]
     tables = {
-        "process.processes": [process("alpha", rank, 1000 + rank) for rank in range(4)], "comm.ops": recent,
+        "process.processes": [process("alpha", rank, 1000 + rank) for rank in range(4)],
+        "comm.ops": recent,
         "comm.inflight": [inflight("alpha", rank, 8, 999_000_000) for rank in range(4)],
         "comm.communicators": [communicator("alpha", rank) for rank in range(4)],
-    }  # fmt: skip
+    }
     with FakeNode(tmp_path, "alpha", tables) as node:
         node.threads = [thread(rank, 1000 + rank, 1000 + rank, "MainThread") for rank in range(4)]
         text = ask(node, "nccl") + ask(node, "top", "--once")
@@ -155,9 +174,10 @@ def test_a_dead_job_says_who_failed_first(tmp_path: Path, ask: Ask) -> None:
         assert "  FAILED all_reduce seq 4: ranks 0,3: Connection closed by peer" in ask(node, "nccl").splitlines()
         rows = json.loads(ask(node, "top", "--once", "-f", "json"))
         assert [(r["rank"], r["state"], r["how"], r["first"]) for r in rows] == [
-            (0, "exited", "killed by SIGTERM", False), (2, "exited", "killed by SIGKILL (OOM)", True),
+            (0, "exited", "killed by SIGTERM", False),
+            (2, "exited", "killed by SIGKILL (OOM)", True),
             (3, "exited", "exited with code 1", False),
-        ]  # fmt: skip
+        ]
 
 
 def test_one_dead_rank_of_a_job_that_lives_is_in_its_table(tmp_path: Path, ask: Ask) -> None:
@@ -189,12 +209,24 @@ def test_the_first_failure_is_the_first_however_long_ago(tmp_path: Path, ask: As
 
 def test_a_job_that_stands_still_shows_how_long(tmp_path: Path, ask: Ask) -> None:
     now = time.time_ns()
-    step = {"node": "alpha", "job": "j1", "run": "r1", "pid": 1000, "start_ns": 1000 * SECOND, "rank": 0, "step": 1497,
-            "ts": now - 26 * SECOND, "t_start": now - 26 * SECOND, "t_end": now - 25 * SECOND, "duration_ns": SECOND}
+    step = {
+        "node": "alpha",
+        "job": "j1",
+        "run": "r1",
+        "pid": 1000,
+        "start_ns": 1000 * SECOND,
+        "rank": 0,
+        "step": 1497,
+        "ts": now - 26 * SECOND,
+        "t_start": now - 26 * SECOND,
+        "t_end": now - 25 * SECOND,
+        "duration_ns": SECOND,
+    }
     tables = {
-        "process.processes": [process("alpha", 0, 1000)], "train.steps": [step],
+        "process.processes": [process("alpha", 0, 1000)],
+        "train.steps": [step],
         "comm.ops": [operation("alpha", 0, seq, ts=now - 25 * SECOND) for seq in range(100)],
-    }  # fmt: skip
+    }
     with FakeNode(tmp_path, "alpha", tables) as node:
         node.threads = [thread(0, 1000, 1000, "MainThread")]
         pace = ask(node, "top", "--once", "--window", "30s").splitlines()[1]

@@ -41,15 +41,18 @@ LOCAL_RANK=0
 def facts(name: str) -> NodeFacts:
     versions = {"python": "3.11.9", "torch": "2.13.0", "cuda": "12.9", "nccl": "2.27.5", "kernel": "6.8"}
     return NodeFacts(
-        name, "boot-1",
+        name,
+        "boot-1",
         versions=tuple(Version(k, v) for k, v in versions.items()),
         interfaces=(Interface("lo", "unknown"), Interface("bond0", "up")),
         ports=(Port("mlx5_0", 1, "InfiniBand", "ACTIVE", "LinkUp", 400.0),),
-        file_systems=(FileSystem("/", "ext4", True, False, 500 * GIB, 300 * GIB),
-                      FileSystem("/dev/shm", "tmpfs", True, False, 64 * GIB, 63 * GIB)),
+        file_systems=(
+            FileSystem("/", "ext4", True, False, 500 * GIB, 300 * GIB),
+            FileSystem("/dev/shm", "tmpfs", True, False, 64 * GIB, 63 * GIB),
+        ),
         master=Master(("10.0.0.1",), name == "alpha", "free" if name == "alpha" else None),
         reached=(Reached("127.0.0.1:7001", 90_000), Reached("127.0.0.1:7002", 110_000)),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -80,8 +83,10 @@ def test_healthy_nodes_pass(ctl: Run, nodes: tuple[FakeNode, FakeNode], tmp_path
     lines = out.splitlines()
     start = lines.index("round trips of 2 nodes, from row to column")
     assert [line.split() for line in lines[start + 1 : start + 4]] == [
-        ["alpha", "beta"], ["alpha", "-", "110", "us"], ["beta", "90.0", "us", "-"]
-    ]  # fmt: skip
+        ["alpha", "beta"],
+        ["alpha", "-", "110", "us"],
+        ["beta", "90.0", "us", "-"],
+    ]
     # AND each node was asked once, for what the options name
     for node in nodes:
         [asked] = node.preflight_asked
@@ -91,9 +96,10 @@ def test_healthy_nodes_pass(ctl: Run, nodes: tuple[FakeNode, FakeNode], tmp_path
 
 def test_faults_end_with_3_and_are_named(ctl: Run, nodes: tuple[FakeNode, FakeNode]) -> None:
     nodes[1].preflight = replace(
-        facts("beta"), reached=(Reached("127.0.0.1:7001", None, "Connection refused"),),
+        facts("beta"),
+        reached=(Reached("127.0.0.1:7001", None, "Connection refused"),),
         versions=(Version("python", "3.12.0"), Version("kernel", "6.8")),
-    )  # fmt: skip
+    )
     nodes[1].ahead_ns = 7 * 10**9
     code, out, _ = ctl("preflight", addresses(nodes), "--python", "/opt/python", "--iface", "ib0")
     assert code == 3

@@ -44,17 +44,30 @@ def test_merged_stacks_of_a_job_over_all_nodes(pair: tuple[FakeNode, FakeNode], 
     )
     (group,) = json.loads(ctl("stacks", "--merge", "--all-nodes", "-f", "json")[1])
     assert {key: value for key, value in group.items() if key != "children"} == {
-        "job": "j1", "thread": "MainThread", "ranks": [0, 1, 2, 3], "pids": [], "threads": 4,
-    }  # fmt: skip
+        "job": "j1",
+        "thread": "MainThread",
+        "ranks": [0, 1, 2, 3],
+        "pids": [],
+        "threads": 4,
+    }
     (outer,) = group["children"]
     assert outer["children"][0] == {
-        "func": "read_batch", "file": "/home/user/train.py", "lineno": 31, "frame_type": "Python", "ranks": [2],
-        "pids": [], "threads": 1, "complete": True, "children": [],
-    }  # fmt: skip
+        "func": "read_batch",
+        "file": "/home/user/train.py",
+        "lineno": 31,
+        "frame_type": "Python",
+        "ranks": [2],
+        "pids": [],
+        "threads": 1,
+        "complete": True,
+        "children": [],
+    }
     rows = list(csv.DictReader(io.StringIO(ctl("stacks", "--merge", "--all-nodes", "-f", "csv")[1])))
     assert [(row["depth"], row["func"], row["ranks"]) for row in rows] == [
-        ("0", "main", "[0,1,2,3]"), ("1", "read_batch", "[2]"), ("1", "all_reduce", "[0,1,3]"),
-    ]  # fmt: skip
+        ("0", "main", "[0,1,2,3]"),
+        ("1", "read_batch", "[2]"),
+        ("1", "all_reduce", "[0,1,3]"),
+    ]
 
 
 def test_merged_stacks_of_other_threads_and_of_ranks_that_cannot_be_read(
@@ -103,17 +116,31 @@ def test_vars_of_a_job_and_of_a_process(pair: tuple[FakeNode, FakeNode], ctl: Ru
     pair[0].values = [variable(1, "step", "int", "7", number=7), loss]
     pair[1].values = [variable(2, "step", "int", "6", number=6)]
     code, out, _ = ctl("vars", "--job", "j1", "step", "loss", "--all-nodes")
-    assert (code, [line.split() for line in out.splitlines()]) == (0, [
-        ["RANK", "PID", "FUNC", "NAME", "TYPE", "VALUE"],
-        ["0", "1000", "main", "loss", "Tensor", "(on", "cuda:0)"],
-        ["1", "1001", "main", "step", "int", "7"],
-        ["2", "1002", "main", "step", "int", "6"],
-    ])  # fmt: skip
+    assert (code, [line.split() for line in out.splitlines()]) == (
+        0,
+        [
+            ["RANK", "PID", "FUNC", "NAME", "TYPE", "VALUE"],
+            ["0", "1000", "main", "loss", "Tensor", "(on", "cuda:0)"],
+            ["1", "1001", "main", "step", "int", "7"],
+            ["2", "1002", "main", "step", "int", "6"],
+        ],
+    )
     # The process is on one node; that the other has none is no error.
     assert json.loads(ctl("vars", "1002", "step", "--all-nodes", "-f", "json")[1]) == [
-        {"node": "beta", "job": "j1", "rank": 2, "pid": 1002, "tid": 1002, "func": "main", "name": "step",
-         "type": "int", "value": "6", "number": 6.0, "reason": None},
-    ]  # fmt: skip
+        {
+            "node": "beta",
+            "job": "j1",
+            "rank": 2,
+            "pid": 1002,
+            "tid": 1002,
+            "func": "main",
+            "name": "step",
+            "type": "int",
+            "value": "6",
+            "number": 6.0,
+            "reason": None,
+        },
+    ]
     assert ctl("vars", "1002", "step")[0] == 1
     code, out, err = ctl("vars", "--job", "j1", "nope")
     assert (code, out, err.splitlines()[0]) == (1, "", "error: no such variable was found: nope")
@@ -131,12 +158,15 @@ def test_watching_is_a_change_of_settings(pair: tuple[FakeNode, FakeNode], ctl: 
     assert ctl("query", query)[0] == 0
     for node in pair:
         assert [(c.key, c.value, c.job, c.for_ms) for c in node.configured] == [
-            ("variables.watch", "step,loss", "j1", 600_000), ("variables.interval_s", "0.5", "", 600_000),
-        ]  # fmt: skip
+            ("variables.watch", "step,loss", "j1", 600_000),
+            ("variables.interval_s", "0.5", "", 600_000),
+        ]
     shown = json.loads(ctl("vars", "1000", "1001", "step", "--watch", "-f", "json")[1])
     assert [(s["key"], s["value"], s["pid"]) for s in shown] == [
-        ("variables.watch", "", None), ("variables.watch", "step", 1000), ("variables.watch", "step", 1001),
-    ]  # fmt: skip
+        ("variables.watch", "", None),
+        ("variables.watch", "step", 1000),
+        ("variables.watch", "step", 1001),
+    ]
     assert ctl("vars", "--unwatch", "--job", "j1")[0] == 0
     assert ctl("vars", "--unwatch", "1000", "1001")[0] == 0
     assert set(pair[0].changes) == {("variables.interval_s", "", 0)}
@@ -149,18 +179,31 @@ def test_config_shows_and_sets(pair: tuple[FakeNode, FakeNode], ctl: Run) -> Non
     assert lines[0].split() == ["KEY", "VALUE", "DEFAULT", "WHERE", "UNTIL", "MEANING"]
     assert lines[1].split()[:5] == ["sampling.hz", "19", "19", "everywhere", "-"]
     code, out, _ = ctl("config", "sampling.hz=99", "--pid", "1000", "--for", "10m", "-f", "json")
-    assert (code, json.loads(out)[1:]) == (0, [
-        {"node": "alpha", "key": "sampling.hz", "value": "99", "default": "19", "job": None, "pid": 1000,
-         "until": "2033-05-18T03:33:20.000000005Z", "persisted": False, "doc": "what it means"},
-    ])  # fmt: skip
+    assert (code, json.loads(out)[1:]) == (
+        0,
+        [
+            {
+                "node": "alpha",
+                "key": "sampling.hz",
+                "value": "99",
+                "default": "19",
+                "job": None,
+                "pid": 1000,
+                "until": "2033-05-18T03:33:20.000000005Z",
+                "persisted": False,
+                "doc": "what it means",
+            },
+        ],
+    )
     change = pair[0].configured[-1]
     assert (change.HasField("value"), change.for_ms, change.job, change.persist) == (True, 600_000, "", False)
     pair[1].jobs = set()
     # Of all nodes, those that have the job.
     lines = ctl("config", "sampling.hz=5", "--job", "j1", "--all-nodes", "--persist")[1].splitlines()
     assert [line.split()[:4] for line in lines[1:]] == [
-        ["sampling.hz", "19", "19", "everywhere"], ["sampling.hz", "5", "19", "job"],
-    ]  # fmt: skip
+        ["sampling.hz", "19", "19", "everywhere"],
+        ["sampling.hz", "5", "19", "job"],
+    ]
     assert "kept" in lines[2]
     lines = ctl("config", "sampling.hz", "--all-nodes")[1].splitlines()
     assert [line.split()[0] for line in lines] == ["NODE", "alpha", "alpha", "alpha", "beta"]
@@ -179,13 +222,23 @@ def test_functions_by_time(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
     assert [line.split()[-2] for line in lines[2:]] == ["all_reduce", "read_batch", "main", "step"]
     rows = json.loads(ctl("profile", "--all-nodes", "--rank", "2", "-f", "json")[1])
     assert rows[0] == {
-        "func": "read_batch", "file": "/home/user/train.py", "lineno": None, "self_ns": 900_000_000,
-        "total_ns": 900_000_000, "self_share": 0.9, "total_share": 0.9,
-    }  # fmt: skip
+        "func": "read_batch",
+        "file": "/home/user/train.py",
+        "lineno": None,
+        "self_ns": 900_000_000,
+        "total_ns": 900_000_000,
+        "self_share": 0.9,
+        "total_share": 0.9,
+    }
     rows = json.loads(ctl("profile", "1000", "--lines", "-f", "json")[1])
     assert [(r["func"], r["lineno"]) for r in rows] == [
-        ("all_reduce", 2810), ("read_batch", 31), ("all_reduce", 2811), ("main", 88), ("step", 60), ("main", 87),
-    ]  # fmt: skip
+        ("all_reduce", 2810),
+        ("read_batch", 31),
+        ("all_reduce", 2811),
+        ("main", 88),
+        ("step", 60),
+        ("main", 87),
+    ]
 
 
 @pytest.mark.parametrize(("state", "ns"), [((), 4), (("--wall",), 24), (("--off-cpu",), 20)])
@@ -255,10 +308,16 @@ def test_wall_is_hinted_at_where_main_threads_wait(tmp_path: Path, ctl: Run) -> 
 @pytest.mark.parametrize(
     ("name", "begins"),
     [
-        ("p.svg", b"<?xml"), ("p.SVG", b"<?xml"), ("p.folded", b"main ("), ("p.speedscope.json", b"{"),
-        ("p.pb.gz", b"\x1f\x8b"), ("p.json", b"["), ("p.csv", b"func,file"), ("p.txt", b"job j1 since"),
+        ("p.svg", b"<?xml"),
+        ("p.SVG", b"<?xml"),
+        ("p.folded", b"main ("),
+        ("p.speedscope.json", b"{"),
+        ("p.pb.gz", b"\x1f\x8b"),
+        ("p.json", b"["),
+        ("p.csv", b"func,file"),
+        ("p.txt", b"job j1 since"),
     ],
-)  # fmt: skip
+)
 def test_a_file_gets_the_format_of_its_name(
     pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, name: str, begins: bytes
 ) -> None:
@@ -290,11 +349,12 @@ def test_difference_of_two_times(tmp_path: Path, ctl: Run) -> None:
     now = time.time_ns()
     rows = {
         "python.samples": [
-            sample("n", 0, 1, 50, ts=now - 30 * 10**9), sample("n", 0, 2, 20, ts=now - 630 * 10**9),
+            sample("n", 0, 1, 50, ts=now - 30 * 10**9),
+            sample("n", 0, 2, 20, ts=now - 630 * 10**9),
             sample("n", 0, 1, 20, ts=now - 630 * 10**9),
         ],
         "python.stacks": [stack("n", 1, ("f", "x.py", 1)), stack("n", 2, ("g", "x.py", 2), complete=False)],
-    }  # fmt: skip
+    }
     with FakeNode(tmp_path, "n", rows) as node:
         asked = ("profile", "-t", node.address, "--since", "1m", "--diff", "before:10m", "-F", "folded")
         code, out, _ = ctl(*asked)
@@ -333,9 +393,11 @@ def test_live_changes_the_rate_for_as_long_as_it_takes(
     assert pair[0].configured == []
     changes = [c for c in pair[1].configured if c.HasField("value") or c.reset]
     assert [(c.key, c.value, c.pid, c.reset) for c in changes] == [
-        ("sampling.hz", "250", 1002, False), ("sampling.off_cpu", "true", 1002, False),
-        ("sampling.hz", "", 1002, True), ("sampling.off_cpu", "", 1002, True),
-    ]  # fmt: skip
+        ("sampling.hz", "250", 1002, False),
+        ("sampling.off_cpu", "true", 1002, False),
+        ("sampling.hz", "", 1002, True),
+        ("sampling.off_cpu", "", 1002, True),
+    ]
     assert all(c.for_ms == 5050 for c in changes if not c.reset)
     ctl("profile", "--job", "j1", "--seconds", "10ms")
     assert [(c.key, c.job) for c in pair[0].configured] == [("sampling.hz", "j1")] * 3
@@ -389,8 +451,10 @@ def test_live_that_is_interrupted_takes_the_rate_back(pair: tuple[FakeNode, Fake
         running.wait()
         os.close(ours)
     assert [(c.job, c.value, c.reset) for c in pair[0].configured] == [
-        ("j1", "", False), ("j1", "99", False), ("j1", "", True),
-    ]  # fmt: skip
+        ("j1", "", False),
+        ("j1", "99", False),
+        ("j1", "", True),
+    ]
 
 
 def test_an_svg_is_not_for_a_terminal(pair: tuple[FakeNode, FakeNode]) -> None:
@@ -467,10 +531,16 @@ def test_hostile_text_cannot_drive_the_terminal(tmp_path: Path, ctl: Run) -> Non
         node.threads[0].frames[0].locals.append(pb.Variable(name=evil, type=evil, value=evil))
         node.settings = {evil: evil}
         for command in (
-            ("stacks", "--native", "--locals"), ("stacks", "--merge", "--native"), ("vars", "x"), ("config",),
-            ("profile",), ("profile", "-F", "folded", "--by", "thread,job"), ("profile", "-F", "speedscope"),
-            ("flamegraph", "--by", "thread"), ("profile", "--diff", "rank:0"),
-        ):  # fmt: skip
+            ("stacks", "--native", "--locals"),
+            ("stacks", "--merge", "--native"),
+            ("vars", "x"),
+            ("config",),
+            ("profile",),
+            ("profile", "-F", "folded", "--by", "thread,job"),
+            ("profile", "-F", "speedscope"),
+            ("flamegraph", "--by", "thread"),
+            ("profile", "--diff", "rank:0"),
+        ):
             code, out, err = ctl(*command, "-t", node.address)
             assert code == 0, err
             assert not set(out + err) & {"\x1b", "\x07", "\u202e", "\x9b"}, command

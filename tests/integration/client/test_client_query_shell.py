@@ -46,9 +46,13 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         ioctl(theirs, TIOCSWINSZ, pack("HHHH", 40, 100, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            [sys.executable, "-c", _PROGRAM],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
             env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **environment},
-        )  # fmt: skip
+        )
         os.close(theirs)
         self._seen = ""
 
@@ -86,11 +90,18 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeNode]:
     rows = {
         "process.processes": [process("n", rank, 1000 + rank, command="\x1b]0;owned\x07train.py") for rank in range(3)],
         "probing.column_docs": [
-            {"node": "n", "ts": 0, "table_schema": "comm", "table_name": "ops", "column_name": "seq", "type": "int64",
-             "description": "number of the operation"}
+            {
+                "node": "n",
+                "ts": 0,
+                "table_schema": "comm",
+                "table_name": "ops",
+                "column_name": "seq",
+                "type": "int64",
+                "description": "number of the operation",
+            }
         ],
         "comm.ops": [operation("n", 0, seq, ts=seq) for seq in range(1500)],
-    }  # fmt: skip
+    }
     with FakeNode(tmp_path_factory.mktemp("node"), "alpha", rows) as found:
         yield found
 

@@ -92,17 +92,22 @@ def test_a_list_of_workers_needs_no_daemon(ctl: Run, tmp_path: Path) -> None:
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
         ["WORKER", "RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER"],
-        ["gn6-0", "0", "0", "0", "4", "gn6:29500"], ["gn6-1", "1", "1", "0", "4", "gn6:29500"],
-        ["gn7-0", "2", "0", "1", "4", "gn6:29500"], ["gn7-1", "3", "1", "1", "4", "gn6:29500"],
-    ]  # fmt: skip
+        ["gn6-0", "0", "0", "0", "4", "gn6:29500"],
+        ["gn6-1", "1", "1", "0", "4", "gn6:29500"],
+        ["gn7-0", "2", "0", "1", "4", "gn6:29500"],
+        ["gn7-1", "3", "1", "1", "4", "gn6:29500"],
+    ]
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
-    [(("--workers", "a-0"), "--workers and --master belong together"), (("--master", "a"), "--workers and --master"),
-     (("--workers", "a-0,a-0", "--master", "a"), "a-0 occurs twice"),
-     (("--workers", "/nowhere/workers", "--master", "a"), "/nowhere/workers is no worker")],
-)  # fmt: skip
+    [
+        (("--workers", "a-0"), "--workers and --master belong together"),
+        (("--master", "a"), "--workers and --master"),
+        (("--workers", "a-0,a-0", "--master", "a"), "a-0 occurs twice"),
+        (("--workers", "/nowhere/workers", "--master", "a"), "/nowhere/workers is no worker"),
+    ],
+)
 def test_a_wrong_list_of_workers(ctl: Run, words: tuple[str, ...], problem: str) -> None:
     code, _, err = ctl("ranks", "check", *words)
     assert code == 2

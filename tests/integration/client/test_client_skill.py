@@ -65,14 +65,19 @@ def test_all_nodes(ctl: Run, pair: tuple[FakeNode, FakeNode], skill: Path) -> No
     assert (code, err) == (3, "")
     found = json.loads(out)
     assert [(step["id"], step["status"]) for step in found["steps"]] == [
-        ("by_rank", "ok"), ("view", "ok"), ("nothing", "empty"), ("refused", "skipped"), ("elsewhere", "ok"),
+        ("by_rank", "ok"),
+        ("view", "ok"),
+        ("nothing", "empty"),
+        ("refused", "skipped"),
+        ("elsewhere", "ok"),
         ("ui", "skipped"),
-    ]  # fmt: skip
+    ]
     assert found["steps"][0]["rows"] == [{"rank": r, "calls": 50, "ms": 2.0} for r in range(4)]
     assert found["steps"][1]["rows"] == [{"n": 200}]
     assert [(f["rule"], f["severity"], f["message"]) for f in found["findings"]] == [
-        ("many", "warning", "rank 0 of 4"), ("empty", "info", "nothing at 2 ms"),
-    ]  # fmt: skip
+        ("many", "warning", "rank 0 of 4"),
+        ("empty", "info", "nothing at 2 ms"),
+    ]
     assert (found["summary"], found["next_steps"]) == ("4 ranks, {unknown}", ["look at rank 2"])
 
 
@@ -80,9 +85,16 @@ def test_one_node_and_people(ctl: Run, pair: tuple[FakeNode, FakeNode], skill: P
     skill.write_text(SKILL.replace("    - {id: view, title: Probing's own table", "    - {id: view, title: Another"))
     code, out, _ = ctl("diagnose", "--skill", str(skill), "--set", "least=9")
     assert code == 0
-    parts = ["Find the slow rank (slow_rank)", "Calls of each rank", "rank  calls", "  empty: none",
-             "  skipped: it runs only", "Findings:\n  - info: nothing at 2 ms", "2 ranks",
-             "Do next:\n  - look at rank 2"]  # fmt: skip
+    parts = [
+        "Find the slow rank (slow_rank)",
+        "Calls of each rank",
+        "rank  calls",
+        "  empty: none",
+        "  skipped: it runs only",
+        "Findings:\n  - info: nothing at 2 ms",
+        "2 ranks",
+        "Do next:\n  - look at rank 2",
+    ]
     places = [out.lower().index(part.lower()) for part in parts]
     assert places == sorted(places)
 
@@ -111,7 +123,7 @@ def test_the_job_is_a_parameter(ctl: Run, pair: tuple[FakeNode, FakeNode], skill
         ("metadata:", "metadata: " + "[" * 5000 + "]" * 5000 + "\nother:", 1, "not YAML"),
     ],
     ids=["kind", "alias", "cut", "twice", "default", "rule", "severity", "table", "code", "deep"],
-)  # fmt: skip
+)
 def test_a_bad_skill(
     ctl: Run, pair: tuple[FakeNode, FakeNode], skill: Path, old: str, new: str, code: int, problem: str
 ) -> None:
@@ -124,9 +136,13 @@ def test_a_bad_skill(
 
 @pytest.mark.parametrize(
     ("words", "problem"),
-    [(("--set", "least"), "is not NAME=VALUE"), (("--set", "least=x"), "x is not a value of the parameter least"),
-     (("--set", "other=1"), "has no parameter other"), (("--history",), "exclude each other")],
-)  # fmt: skip
+    [
+        (("--set", "least"), "is not NAME=VALUE"),
+        (("--set", "least=x"), "x is not a value of the parameter least"),
+        (("--set", "other=1"), "has no parameter other"),
+        (("--history",), "exclude each other"),
+    ],
+)
 def test_wrong_options(
     ctl: Run, pair: tuple[FakeNode, FakeNode], skill: Path, words: tuple[str, ...], problem: str
 ) -> None:

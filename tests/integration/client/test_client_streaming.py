@@ -239,14 +239,30 @@ TIMESTAMP 'infinity' AS never, TIME_NS '08:19:20.123456789' AS fine, 1 AS twice,
 union_value(n := 1) AS one_of
 """
 _SHOWN = {
-    "nan": None, "inf": None, "huge": 123456789012345678901234567890, "dec": 1.5,
-    "ns": "2026-11-21T08:19:20.123456789Z", "tz": "2026-11-21T08:19:20.000000000Z",
-    "day": "2026-11-21", "clock": "08:19:20", "iv": "P1M2DT3.5S",
-    "bytes": "610062", "list": [1, None], "map": [["k", 1]],
+    "nan": None,
+    "inf": None,
+    "huge": 123456789012345678901234567890,
+    "dec": 1.5,
+    "ns": "2026-11-21T08:19:20.123456789Z",
+    "tz": "2026-11-21T08:19:20.000000000Z",
+    "day": "2026-11-21",
+    "clock": "08:19:20",
+    "iv": "P1M2DT3.5S",
+    "bytes": "610062",
+    "list": [1, None],
+    "map": [["k", 1]],
     "nested": {"a": ["2026-11-21T08:19:20.123456Z"], "b": None},
-    "yes": True, "enum": "x", "nothing": None, "text": 'a,"b', "far": None, "never": None, "fine": "08:19:20.123456",
-    "twice": 1, "twice_1": 2, "one_of": 1,
-}  # fmt: skip
+    "yes": True,
+    "enum": "x",
+    "nothing": None,
+    "text": 'a,"b',
+    "far": None,
+    "never": None,
+    "fine": "08:19:20.123456",
+    "twice": 1,
+    "twice_1": 2,
+    "one_of": 1,
+}
 
 
 def _text(value: Any) -> str:
@@ -280,15 +296,18 @@ def test_every_type_in_every_format() -> None:
 def test_what_csv_quotes_is_read_again() -> None:
     table = pa.table(
         {
-            "i": [1, None], "f": [1.5, 1e300], "b": [True, None], "s": ["x y", ""], "l": [[1], None],
-            "t": pa.array([5, None], pa.timestamp("ns")), "u": pa.array([1 << 63, 0], pa.uint64()),
+            "i": [1, None],
+            "f": [1.5, 1e300],
+            "b": [True, None],
+            "s": ["x y", ""],
+            "l": [[1], None],
+            "t": pa.array([5, None], pa.timestamp("ns")),
+            "u": pa.array([1 << 63, 0], pa.uint64()),
         }
-    )  # fmt: skip
+    )
     assert _csv(table) == (
-        "i,f,b,s,l,t,u\n"
-        "1,1.5,true,x y,[1],1970-01-01T00:00:00.000000005Z,9223372036854775808\n"
-        ",1e+300,,,,,0\n"
-    )  # fmt: skip
+        "i,f,b,s,l,t,u\n1,1.5,true,x y,[1],1970-01-01T00:00:00.000000005Z,9223372036854775808\n,1e+300,,,,,0\n"
+    )
     for text in ('a"b', "a,b", "a\nb", "\rb"):
         quoted = _csv(table.append_column("q", pa.array([text, text])))
         rows = list(csv.DictReader(io.StringIO(quoted, newline="")))

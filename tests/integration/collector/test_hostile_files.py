@@ -36,9 +36,7 @@ def test_a_small_file_with_endless_tables_is_refused(
     assert _peak_kb(parser.pid) < 300_000
 
 
-@pytest.mark.parametrize(
-    "make", [flight_dumps.repeated_values, flight_dumps.one_entry_often, flight_dumps.many_groups]
-)
+@pytest.mark.parametrize("make", [flight_dumps.repeated_values, flight_dumps.one_entry_often, flight_dumps.many_groups])
 def test_a_dump_that_repeats_itself_costs_what_it_holds(
     make: Callable[[Path], Path], parser_pool: ParserPool, parser_listener: Listener, tmp_path: Path
 ) -> None:

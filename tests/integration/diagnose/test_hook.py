@@ -25,9 +25,16 @@ from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 VERDICT = Verdict("not_joined", "hang", "t", "", "", "", "", ())
 CULPRITS = (Culprit(1, "b", 4711, "sleeps", "sleeping"),)
 FOUND = Finding(
-    VERDICT, ERROR, 0.9, "rank 1 (node b) holds up 2 ranks\x1b[31m", CULPRITS, (0, 2), since_ns=0, evidence=("e",),
+    VERDICT,
+    ERROR,
+    0.9,
+    "rank 1 (node b) holds up 2 ranks\x1b[31m",
+    CULPRITS,
+    (0, 2),
+    since_ns=0,
+    evidence=("e",),
     about="comm 0 seq 17",
-)  # fmt: skip
+)
 ROW = finding_row("job\n4711", "r", FOUND, 1_700_000_000_000_000_007)
 Start = Callable[..., Hooks]
 

@@ -138,9 +138,7 @@ def test_a_driver_that_disappears_and_returns(driver: Make, code: int, text: str
 
     until(named, what=lambda: str(node.state()))
     assert node.state().state == "degraded"
-    node.double.set(
-        {"gpu0.field.197": 5, "driver_version": "560.1"}, drop=("init", "error.nvmlDeviceGetPowerUsage")
-    )
+    node.double.set({"gpu0.field.197": 5, "driver_version": "560.1"}, drop=("init", "error.nvmlDeviceGetPowerUsage"))
     rows = node.fresh()
     # A counter that began anew has no rate.
     assert [row["pcie_tx_bytes_per_s"] for row in rows] == [None] * 4
@@ -199,8 +197,14 @@ def test_counters_that_go_back_have_no_rate(driver: Make) -> None:
 
 
 def test_nonsense_of_the_driver_is_null(driver: Make) -> None:
-    values = {**recorded(1), "gpu0.util.gpu": 4294967295, "gpu0.gpm.2": "nan", "gpu0.gpm.5": -1.0,
-              "gpu0.field.83": 18446744073709551615, "gpu0.field.82": "i-1"}  # fmt: skip
+    values = {
+        **recorded(1),
+        "gpu0.util.gpu": 4294967295,
+        "gpu0.gpm.2": "nan",
+        "gpu0.gpm.5": -1.0,
+        "gpu0.field.83": 18446744073709551615,
+        "gpu0.field.82": "i-1",
+    }
     node = driver(values)
     (row,) = node.fresh(turns=2)
     names = ("gpu_util_pct", "sm_active_pct", "tensor_active_pct", "energy_j", "mem_temperature_c")

@@ -117,9 +117,7 @@ def test_a_dump_is_read_after_the_process_has_ended(tmp_path: Path, readers: Rea
     assert [(row["record_id"], row["pid"]) for row in sink.rows] == [(1, process.pid)]
 
 
-def test_a_pickle_that_calls_is_refused_by_the_parser(
-    tmp_path: Path, readers: ReaderPool, parsers: ParserPool
-) -> None:
+def test_a_pickle_that_calls_is_refused_by_the_parser(tmp_path: Path, readers: ReaderPool, parsers: ParserPool) -> None:
     class Call:
         def __reduce__(self) -> Any:
             return os.system, (f"touch {tmp_path}/made",)

@@ -117,18 +117,27 @@ def _shows(look: Look, pid: int, kind: str, *workers: int) -> Activity:
 
 # Each program prints "go" and then stands still in wait(), line 5 of train.py.
 STANDS = {
-    "lock": ("import threading; lock = threading.Lock(); lock.acquire()", "lock.acquire()",
-             "it waits for a lock in wait, train.py:5"),
+    "lock": (
+        "import threading; lock = threading.Lock(); lock.acquire()",
+        "lock.acquire()",
+        "it waits for a lock in wait, train.py:5",
+    ),
     "queue": ("import queue", "queue.Queue().get()", "it waits in a queue in wait, train.py:5"),
     "event": ("import threading", "threading.Event().wait()", "it waits for a lock in wait, train.py:5"),
-    "process lock": ("import multiprocessing as m; lock = m.Lock(); lock.acquire()", "lock.acquire()",
-                     "it waits for a lock in wait, train.py:5"),
-    "join": ("import threading, time; t = threading.Thread(target=time.sleep, args=(1009,)); t.start()", "t.join()",
-             "it waits for another thread to end in wait, train.py:5"),
+    "process lock": (
+        "import multiprocessing as m; lock = m.Lock(); lock.acquire()",
+        "lock.acquire()",
+        "it waits for a lock in wait, train.py:5",
+    ),
+    "join": (
+        "import threading, time; t = threading.Thread(target=time.sleep, args=(1009,)); t.start()",
+        "t.join()",
+        "it waits for another thread to end in wait, train.py:5",
+    ),
     "sleep": ("import time", "time.sleep(1009)", "it sleeps in wait, train.py:5"),
     "input": ("", "input()", "it waits for input on its standard input in wait, train.py:5"),
     "breakpoint": ("", "breakpoint()", "it waits at a breakpoint of the debugger in wait, train.py:5"),
-}  # fmt: skip
+}
 KINDS = {"sleep": "sleeping", "input": "stdin", "breakpoint": "stdin"}
 
 

@@ -73,9 +73,14 @@ def codes(
 ) -> dict[tuple[int, int], SampledCode]:
     return unpack_codes(
         reader.call(
-            "codes", pid=pid, start_ns=read_start_ns(pid), timeout=10,
-            runtime=runtime.to_dict(), wanted=[(address, check) for address in addresses], timeout_ms=10_000,
-        )  # fmt: skip
+            "codes",
+            pid=pid,
+            start_ns=read_start_ns(pid),
+            timeout=10,
+            runtime=runtime.to_dict(),
+            wanted=[(address, check) for address in addresses],
+            timeout_ms=10_000,
+        )
     )
 
 

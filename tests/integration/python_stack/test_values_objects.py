@@ -133,8 +133,13 @@ def test_a_dump_holds_the_locals(python: str) -> None:
         plain = dump_stacks(pid, read_start_ns(pid), runtime_of(pid), time.monotonic() + 60)
     main = unpack(json.loads(json.dumps(pack(dumped))))["threads"][0]
     assert [f["func"].rpartition(".")[2] for f in main["frames"]] == [
-        "park", "<module>", "Body", "generator", "deeper", "<module>",
-    ]  # fmt: skip
+        "park",
+        "<module>",
+        "Body",
+        "generator",
+        "deeper",
+        "<module>",
+    ]
     frames = [{v["name"]: v for v in f["locals"]} for f in main["frames"]]
     assert frames[0]["late"]["value"] == "'late'"
     assert frames[1]["exec_text"]["value"] == "'executed'"

@@ -35,10 +35,15 @@ def test_the_newest_row_of_each_finding_holds(machine: Machine) -> None:
     machine.files.segment(
         "diagnosis.findings",
         [
-            row("a", 50), row("a", 30, confidence=0.5), row("b", 40), row("b", 20, "closed"), row("a", 10, run="s"),
-            row("weekend", 200_000), row("old", 700_000),
+            row("a", 50),
+            row("a", 30, confidence=0.5),
+            row("b", 40),
+            row("b", 20, "closed"),
+            row("a", 10, run="s"),
+            row("weekend", 200_000),
+            row("old", 700_000),
         ],
-    )  # fmt: skip
+    )
     found = FindingsStore(Collector(), machine.engine).findings()
     assert [(one["run"], one["finding_id"], one["state"], one["confidence"]) for one in found] == [
         ("s", "a", "open", None),

@@ -61,9 +61,11 @@ def gatherer(machine: Machine) -> Gatherer:
 
 
 def set_live(
-    machine: Machine, processes: list[dict[str, Any]], inflight: Sequence[dict[str, Any]] = (),
+    machine: Machine,
+    processes: list[dict[str, Any]],
+    inflight: Sequence[dict[str, Any]] = (),
     progress: Sequence[dict[str, Any]] = (),
-) -> None:  # fmt: skip
+) -> None:
     machine.files.live_rows |= {
         "process.processes": logical("process.processes", processes),
         "comm.inflight": logical("comm.inflight", inflight),
@@ -118,9 +120,18 @@ def test_progress_bounds_the_rows_that_are_read(machine: Machine, gatherer: Gath
     )
     machine.files.segment("comm.ops", [*old, *new])
     counted = who(
-        comm="default_pg", comm_rank=0, comm_size=2, backend="gloo", seq=1002, op="all_reduce", calls=1003,
-        last_call=T0 + 50 * S, last_done=T0 + 50 * S, longest_gap_ns=1_000_000, attached=T0 + 3,
-    )  # fmt: skip
+        comm="default_pg",
+        comm_rank=0,
+        comm_size=2,
+        backend="gloo",
+        seq=1002,
+        op="all_reduce",
+        calls=1003,
+        last_call=T0 + 50 * S,
+        last_done=T0 + 50 * S,
+        longest_gap_ns=1_000_000,
+        attached=T0 + 3,
+    )
     set_live(machine, [process(0)], progress=[counted])
     facts = light(gatherer)
     [rank] = facts.ranks
@@ -174,8 +185,18 @@ def test_samples_show_the_stacks_now_and_before_and_since_when(machine: Machine,
 
 def test_what_was_lost_is_named(machine: Machine, gatherer: Gatherer) -> None:
     def loss(stage: str, pid: int | None, count: int | None) -> dict[str, Any]:
-        return {"node": "n0", "ts": T0, "source": "gloo", "table_name": "comm.ops", "stage": stage, "pid": pid,
-                "reason": "the ring was full", "ts_from": T0 - 5, "ts_to": NOW_NS - S, "count": count}  # fmt: skip
+        return {
+            "node": "n0",
+            "ts": T0,
+            "source": "gloo",
+            "table_name": "comm.ops",
+            "stage": stage,
+            "pid": pid,
+            "reason": "the ring was full",
+            "ts_from": T0 - 5,
+            "ts_to": NOW_NS - S,
+            "count": count,
+        }
 
     machine.files.segment(
         "probing.losses", [loss("attach", 101, None), loss("ring", 100, 13), loss("ring", None, None)]
@@ -196,8 +217,10 @@ def events(*rows: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_a_job_that_ended_is_known_from_its_events(machine: Machine, gatherer: Gatherer) -> None:
     both = [{"rank": r, "pid": 100 + r, "ts": T0 + r} for r in (0, 1)]
-    ends = [who(r, event="exit", role="trainer", ts=T0 + 7 + r, exit_code=None if r else 1, signal=9 if r else None)
-            for r in (0, 1)]  # fmt: skip
+    ends = [
+        who(r, event="exit", role="trainer", ts=T0 + 7 + r, exit_code=None if r else 1, signal=9 if r else None)
+        for r in (0, 1)
+    ]
     worker = [{"role": "data_loader", "rank": None, "pid": 200, "detail": '{"ppid": 101}', "ts": T0 + 2}]
     died = who(1, rank=None, pid=200, event="exit", role="data_loader", ts=T0 + 5, signal=11)
     machine.files.segment("process.events", [*events(*both, *worker), *ends, died])

@@ -116,9 +116,14 @@ def test_an_error_is_that_of_its_statement(machine: Machine) -> None:
     # process.envs is live, and this store has no rows of it.
     kinds = [one.kind if isinstance(one, ProbingError) else one.to_pylist() for one in found]
     assert kinds == [
-        "QueryRejected", [{"n": 100}], "QueryError", "QueryRejected", "NotFound", [{"rank": 0}, {"rank": 1}],
+        "QueryRejected",
+        [{"n": 100}],
         "QueryError",
-    ]  # fmt: skip
+        "QueryRejected",
+        "NotFound",
+        [{"rank": 0}, {"rank": 1}],
+        "QueryError",
+    ]
     assert (end.rows, end.warnings, machine.files.held) == (3, [], 0)
 
 

@@ -71,9 +71,13 @@ def test_the_newest_report_and_dump_of_each_rank_are_witnesses(machine: Machine)
     # THEN each rank has what was seen last
     first, dump = ranks[0].witnesses
     assert first == Witness(
-        "ras", COMM, T0 + S, aborted=False, state="Success",
+        "ras",
+        COMM,
+        T0 + S,
+        aborted=False,
+        state="Success",
         launched=tuple((op, 17) for op in ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce")),
-    )  # fmt: skip
+    )
     assert [o.seq for o in dump.operations] == [1, 2]
     by = {(w.source, w.comm): w for w in ranks[1].witnesses}
     assert by["ras", COMM].launched[0] == ("broadcast", 13)

@@ -243,14 +243,20 @@ REFUSED: dict[str, tuple[str, bytes, grpc.StatusCode, str]] = {
     "a malformed command": ("DoGet", b"\x0a\x02\xff\xff", grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
     "a large ticket": ("DoGet", HUGE, grpc.StatusCode.INVALID_ARGUMENT, "260 KiB"),
     "a ticket above the bound of requests": (
-        "DoGet", b"x" * (2 << 20), grpc.StatusCode.INVALID_ARGUMENT, "at most 1048576 are read",
+        "DoGet",
+        b"x" * (2 << 20),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "at most 1048576 are read",
     ),
     "a ticket above the bound of gRPC": (
-        "DoGet", b"x" * (3 << 20), grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max",
+        "DoGet",
+        b"x" * (3 << 20),
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "larger than max",
     ),
     "an unknown action": ("DoAction", b"\x0a\x04Nope", grpc.StatusCode.UNIMPLEMENTED, "'Nope' is not answered"),
     "no statement": ("GetFlightInfo", b"", grpc.StatusCode.INVALID_ARGUMENT, "a path names no rows"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

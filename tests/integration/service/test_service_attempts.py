@@ -151,29 +151,37 @@ ATTEMPTS: dict[str, tuple[Callable[[Scene], None], tuple[grpc.StatusCode, ...], 
     "plain text": (plain_text, (GONE,), "refused: it does not speak TLS"),
     "read asks to change": (call(READER, "Config", CHANGE), (NO_SCOPE,), r"'sampling.hz'='99'.*reader\): refused"),
     "read asks to reset": (
-        call(READER, "Config", pb.ConfigRequest(key="sampling.hz", reset=True)), (NO_SCOPE,), "reset=True.*refused",
+        call(READER, "Config", pb.ConfigRequest(key="sampling.hz", reset=True)),
+        (NO_SCOPE,),
+        "reset=True.*refused",
     ),
     "read asks to pause": (call(READER, "Pause", pb.PauseRequest(paused=True)), (NO_SCOPE,), "pause .*refused"),
     "a node asks to pause": (call(NODE, "Pause", pb.PauseRequest(paused=True)), (NO_SCOPE,), r"\(gn7\): refused"),
     "stacks of another job": (call(TEAM, "Stacks", pb.StacksRequest(job=SECRET)), (NO_SCOPE,), r"stacks .*\(team\)"),
     "stacks of all": (call(TEAM, "Stacks", pb.StacksRequest()), (NO_SCOPE,), "stacks .*refused"),
     "variables by pid": (
-        call(TEAM, "Vars", pb.VarsRequest(job="j", pids=[1], names=["x"])), (NO_SCOPE,), "vars .*refused",
+        call(TEAM, "Vars", pb.VarsRequest(job="j", pids=[1], names=["x"])),
+        (NO_SCOPE,),
+        "vars .*refused",
     ),
     "facts of another job": (call(TEAM, "Facts", pb.FactsRequest(job=SECRET)), (NO_SCOPE,), "facts .*refused"),
     "settings for a job's token": (call(TEAM, "Config", pb.ConfigRequest()), (NO_SCOPE,), "config .*refused"),
     "a table without jobs": (call(TEAM, "Query", pb.QueryRequest(sql="SELECT * FROM gpu.devices")), (WRONG,), ""),
     "oversized": (
-        call(READER, "Query", pb.QueryRequest(sql="x" * (3 << 19))), (WRONG,), "the request has 15728.. bytes, at most",
+        call(READER, "Query", pb.QueryRequest(sql="x" * (3 << 19))),
+        (WRONG,),
+        "the request has 15728.. bytes, at most",
     ),
     "oversized for gRPC": (call(READER, "Query", pb.QueryRequest(sql="x" * (3 << 20))), (TOO_MUCH,), ""),
     "oversized metadata": (lambda s: status(s, ("x", "y" * (40 << 10))), (TOO_MUCH,), ""),
     "malformed": (raw("Query", b"\xff" * 100), (WRONG,), "the request is malformed"),
     "no such call": (raw("Nope", b""), (grpc.StatusCode.UNIMPLEMENTED,), ""),
     "Flight, which is off": (
-        raw("DoGet", b"", "arrow.flight.protocol.FlightService"), (grpc.StatusCode.UNIMPLEMENTED,), "",
+        raw("DoGet", b"", "arrow.flight.protocol.FlightService"),
+        (grpc.StatusCode.UNIMPLEMENTED,),
+        "",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)

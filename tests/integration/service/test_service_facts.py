@@ -40,8 +40,14 @@ def service(service: Service) -> Service:
 
 def _thread(pid: int, line: int) -> dict[str, Any]:
     own = {"job": "j", "run": "0", "rank": pid - 100, "pid": pid, "start_ns": 10_000_000, "tid": pid}
-    return {**own, "thread": "MainThread", "state": "sleeping", "gil": False, "complete": True,
-            "frames": [{**FRAME, "lineno": line}]}  # fmt: skip
+    return {
+        **own,
+        "thread": "MainThread",
+        "state": "sleeping",
+        "gil": False,
+        "complete": True,
+        "frames": [{**FRAME, "lineno": line}],
+    }
 
 
 def test_the_facts_of_a_job_reach_the_client(service: Service) -> None:

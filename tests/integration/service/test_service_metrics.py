@@ -47,34 +47,78 @@ def fill(service: Service) -> None:
     ]
     progress = [
         {**WHO, "ts": now, "pid": 100 + n, "rank": n, "comm": f"c{c}", "calls": 3, "last_call": now - 5 * 10**9}
-        for n in (0, 1) for c in range(1000)
-    ]  # fmt: skip
+        for n in (0, 1)
+        for c in range(1000)
+    ]
     inflight = [{**WHO, "ts": now, "pid": 101, "rank": 1, "comm": f"c{c}", "age_ns": 7 * 10**9} for c in range(1000)]
     files.live_rows = {
         "process.processes": logical("process.processes", processes),
         "comm.progress": logical("comm.progress", progress),
         "comm.inflight": logical("comm.inflight", inflight),
-        "probing.store": logical("probing.store", [
-            {"node": "n0", "ts": now, "kind": "log", "files": 1, "bytes": 4096},
-            {"node": "n0", "ts": now, "kind": "segments", "table_name": "comm.ops", "files": 2, "bytes": 9, "rows": 5,
-             "oldest": now - 3600 * 10**9},
-        ]),
+        "probing.store": logical(
+            "probing.store",
+            [
+                {"node": "n0", "ts": now, "kind": "log", "files": 1, "bytes": 4096},
+                {
+                    "node": "n0",
+                    "ts": now,
+                    "kind": "segments",
+                    "table_name": "comm.ops",
+                    "files": 2,
+                    "bytes": 9,
+                    "rows": 5,
+                    "oldest": now - 3600 * 10**9,
+                },
+            ],
+        ),
     }
-    files.segment("train.steps", [
-        {**WHO, "ts": now - (10 - s) * 10**9, "pid": 100 + n, "rank": n, "step": s, "duration_ns": 10**9,
-         "comm_ns": 4 * 10**8, "wait_ns": 3 * 10**8 * (1 - n)} for n in (0, 1) for s in range(10)
-    ])  # fmt: skip
-    files.segment("comm.ops", [
-        {**WHO, "ts": now - 10**9, "pid": 100 + n, "rank": n, "comm": "c0", "seq": 1, "op": "all_reduce", "bytes": 8,
-         "backend": "gloo", "comm_size": 2, "timing_source": "exact", "start_ns_after": 0, "done_hi_ns": 2 * 10**6}
-        for n in (0, 1)
-    ])  # fmt: skip
+    files.segment(
+        "train.steps",
+        [
+            {
+                **WHO,
+                "ts": now - (10 - s) * 10**9,
+                "pid": 100 + n,
+                "rank": n,
+                "step": s,
+                "duration_ns": 10**9,
+                "comm_ns": 4 * 10**8,
+                "wait_ns": 3 * 10**8 * (1 - n),
+            }
+            for n in (0, 1)
+            for s in range(10)
+        ],
+    )
+    files.segment(
+        "comm.ops",
+        [
+            {
+                **WHO,
+                "ts": now - 10**9,
+                "pid": 100 + n,
+                "rank": n,
+                "comm": "c0",
+                "seq": 1,
+                "op": "all_reduce",
+                "bytes": 8,
+                "backend": "gloo",
+                "comm_size": 2,
+                "timing_source": "exact",
+                "start_ns_after": 0,
+                "done_hi_ns": 2 * 10**6,
+            }
+            for n in (0, 1)
+        ],
+    )
     finding = {"node": "n0", "job": "j", "run": "0", "verdict": "slow_rank", "severity": "warning"}
-    files.segment("diagnosis.findings", [
-        {**finding, "ts": now - 9 * 10**9, "finding_id": "a", "state": "open"},
-        {**finding, "ts": now - 9 * 10**9, "finding_id": "b", "state": "open"},
-        {**finding, "ts": now - 10**9, "finding_id": "b", "state": "closed"},
-    ])  # fmt: skip
+    files.segment(
+        "diagnosis.findings",
+        [
+            {**finding, "ts": now - 9 * 10**9, "finding_id": "a", "state": "open"},
+            {**finding, "ts": now - 9 * 10**9, "finding_id": "b", "state": "open"},
+            {**finding, "ts": now - 10**9, "finding_id": "b", "state": "closed"},
+        ],
+    )
     gpu = {"node": "n0", "ts": now - 10**9, "device_id": 3, "uuid": "GPU-1", "gpu_util_pct": 50.0}
     files.segment("gpu.utilization", [{**gpu, "clock_event_reasons": "sw_power_cap,hw_thermal"}])
     cost = {"node": "n0", "ts": now - 10**9, "process": "collector", "pid": 7, "cpu_pct": 0.5, "rss_bytes": 1000}
@@ -89,8 +133,9 @@ def test_rows_become_metrics(service: Service, http: str) -> None:
     text = fetch(http)
     found = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text) for sample in family.samples
-    }  # fmt: skip
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
 
     def rank(name: str, n: int) -> float:
         return found[name, (("rank", str(n)), ("training_job", "j"))]

@@ -35,13 +35,18 @@ def service(service: Service) -> Service:
         "process.processes": logical("process.processes", [trainer]),
         "process.envs": logical("process.envs", [{**who, "name": "NCCL_SOCKET_IFNAME", "value": "lo"}]),
     }
-    files.segment("gpu.utilization", [
-        {**own, "ts": now - n, "uuid": "GPU-1", "device_id": 0, "temperature_c": 91.0 - 10**-9 * n} for n in (0, 10**9)
-    ])  # fmt: skip
+    files.segment(
+        "gpu.utilization",
+        [
+            {**own, "ts": now - n, "uuid": "GPU-1", "device_id": 0, "temperature_c": 91.0 - 10**-9 * n}
+            for n in (0, 10**9)
+        ],
+    )
     files.segment("rdma.ports", [{**own, "hca": "mlx5_0", "port": 1, "state": "ACTIVE", "rate_gbps": 200.0}])
-    files.segment("host.file_systems", [
-        {**own, "mount_point": "/dev/shm", "size_bytes": GIB, "available_bytes": 64 << 20, "answers": True}
-    ])  # fmt: skip
+    files.segment(
+        "host.file_systems",
+        [{**own, "mount_point": "/dev/shm", "size_bytes": GIB, "available_bytes": 64 << 20, "answers": True}],
+    )
     return service
 
 
@@ -52,8 +57,14 @@ def test_the_checks_see_what_the_tables_have(service: Service) -> None:
     assert node.problems == ()
     assert (node.node, node.devices[0].temperature_c, node.ports[0].rate_gbps) == ("n0", 91.0, 200.0)
     found = {(result.check, result.state) for result in results(case)}
-    assert {("gpu_health", "fail"), ("shared_memory", "fail"), ("infiniband", "pass"), ("interface", "pass"),
-            ("ranks", "pass"), ("nodes", "pass")} <= found  # fmt: skip
+    assert {
+        ("gpu_health", "fail"),
+        ("shared_memory", "fail"),
+        ("infiniband", "pass"),
+        ("interface", "pass"),
+        ("ranks", "pass"),
+        ("nodes", "pass"),
+    } <= found
     offset, error = case.offsets["n0"]
     assert abs(offset) <= error + 1e8
 

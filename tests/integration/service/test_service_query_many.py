@@ -46,8 +46,9 @@ def _answered(*addresses: str, known: tuple[str, ...] = ()) -> dict[str, pb.Quer
 def test_who_is_no_peer_is_not_asked() -> None:
     found = _answered("10.0.0.9:1", "unix:/etc/passwd", "unix:/etc/passwd", known=("10.0.0.1:1",))
     assert {address: reply.error.kind for address, reply in found.items()} == {
-        "10.0.0.9:1": "NotFound", "unix:/etc/passwd": "NotFound",
-    }  # fmt: skip
+        "10.0.0.9:1": "NotFound",
+        "unix:/etc/passwd": "NotFound",
+    }
 
 
 def test_a_peer_that_is_gone_is_named() -> None:

@@ -28,8 +28,6 @@ from probing.federation.planning.split import plan
 FRAME = {"func": "train", "file": "/a/train.py", "lineno": 12, "frame_type": "Python", "ip": 1 << 40}
 
 
-
-
 def test_a_query_streams_arrow_and_an_end(service: Service) -> None:
     service.collector.files.segment("comm.ops", operations(100))
     table, end = service.query("SELECT op, count(*) AS n FROM comm.ops GROUP BY op ORDER BY op")
@@ -105,8 +103,9 @@ def _busy(pid: int) -> bool:
 
 
 def test_docs_members_and_sources_are_tables(service: Service) -> None:
-    table, _ = service.query("SELECT table_schema || '.' || table_name AS t, column_name AS c, description AS d "
-                             "FROM probing.column_docs")  # fmt: skip
+    table, _ = service.query(
+        "SELECT table_schema || '.' || table_name AS t, column_name AS c, description AS d FROM probing.column_docs"
+    )
     rows = table.to_pylist()
     tables = [*TABLES.values(), *VIEWS.values()]
     assert {(row["t"], row["c"]) for row in rows} == {(t.name, c.name) for t in tables for c in t.columns}
@@ -137,9 +136,18 @@ def test_tables_of_users_probes_are_tables(service: Service) -> None:
 
 def test_stacks_keep_nulls_apart_from_zeros(service: Service) -> None:
     thread = {
-        "job": "j", "run": "0", "rank": 0, "pid": 7, "start_ns": 10_000_000, "tid": 8, "thread": "main",
-        "state": "sleeping", "gil": None, "complete": True, "frames": [FRAME, {**FRAME, "lineno": None}],
-    }  # fmt: skip
+        "job": "j",
+        "run": "0",
+        "rank": 0,
+        "pid": 7,
+        "start_ns": 10_000_000,
+        "tid": 8,
+        "thread": "main",
+        "state": "sleeping",
+        "gil": None,
+        "complete": True,
+        "frames": [FRAME, {**FRAME, "lineno": None}],
+    }
     service.collector.threads = [thread, {**thread, "rank": None, "gil": False, "tid": 9}]
     error = {"kind": "TargetTimeout", "message": "pid 9 does not answer", "hint": "wait"}
     service.collector.failures = [{"pid": 9, "rank": 1, "job": "j", "error": error}]
@@ -151,18 +159,26 @@ def test_stacks_keep_nulls_apart_from_zeros(service: Service) -> None:
     assert (first.frames[0].lineno, first.frames[0].ip, first.frames[1].HasField("lineno")) == (12, 1 << 40, False)
     assert [(f.pid, f.rank, f.error.kind) for f in reply.failures] == [(9, 1, "TargetTimeout")]
     asked = next(r for r in service.collector.requests if r["op"] == "stacks")
-    assert asked == {
-        "op": "stacks", "pids": [7, 9], "job": "j", "timeout_ms": 500, "native": False, "locals": False
-    }  # fmt: skip
+    assert asked == {"op": "stacks", "pids": [7, 9], "job": "j", "timeout_ms": 500, "native": False, "locals": False}
 
 
 def test_stacks_with_locals_and_native_frames(service: Service) -> None:
     known = {"name": "loss", "type": "float", "value": "0.5", "number": 0.5, "reason": ""}
     unknown = {"name": "x", "type": "", "value": None, "number": None, "reason": "it changed while it was read"}
     thread = {
-        "job": "j", "run": "0", "rank": 0, "pid": 7, "start_ns": 1, "tid": 8, "thread": "main", "state": "running",
-        "gil": None, "complete": True, "native_missing": "it runs", "frames": [{**FRAME, "locals": [known, unknown]}],
-    }  # fmt: skip
+        "job": "j",
+        "run": "0",
+        "rank": 0,
+        "pid": 7,
+        "start_ns": 1,
+        "tid": 8,
+        "thread": "main",
+        "state": "running",
+        "gil": None,
+        "complete": True,
+        "native_missing": "it runs",
+        "frames": [{**FRAME, "locals": [known, unknown]}],
+    }
     service.collector.threads = [thread]
     request = pb.StacksRequest(native=True, locals=True)
     (told,) = service.node.Stacks(request, timeout=10).threads

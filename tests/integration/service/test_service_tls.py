@@ -57,8 +57,13 @@ def encrypted(open_tmp_path: Path, files: Path) -> Iterator[Service]:
 
 @pytest.fixture
 def mutual(open_tmp_path: Path, files: Path) -> Iterator[Service]:
-    options = [f"--tls.cert={files}/n0.pem", f"--tls.key={files}/n0.key", f"--tls.peer_ca={files}/nodes.pem",
-               f"--tls.client_ca={files}/people.pem", "--token_file="]  # fmt: skip
+    options = [
+        f"--tls.cert={files}/n0.pem",
+        f"--tls.key={files}/n0.key",
+        f"--tls.peer_ca={files}/nodes.pem",
+        f"--tls.client_ca={files}/people.pem",
+        "--token_file=",
+    ]
     with serving(open_tmp_path, *options) as made:
         yield made
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CHILD = (Path(__file__).parents[1] / "store_full_child.py")
+CHILD = Path(__file__).parents[1] / "store_full_child.py"
 
 
 def test_a_file_system_of_256_kib(tmp_path: Path) -> None:

@@ -70,11 +70,22 @@ def stored(root: Path, table: str = "comm.ops") -> Rows:
 
 def a_row(i: int, node: str = "far") -> dict[str, Any]:
     return {
-        "node": node, "ts": NOW_NS - 10**9 + i * 1000, "job": "j", "run": "1", "pid": 1, "rank": i % 2, "seq": i,
-        "op": "all_reduce", "bytes": 4096, "comm_size": 2, "timing_source": "exact" if i % 3 else "sync",
-        "launch_ns_after": i if i % 5 else None, "start_ns_after": 10 + i, "done_lo_ns": 1000 + i,
+        "node": node,
+        "ts": NOW_NS - 10**9 + i * 1000,
+        "job": "j",
+        "run": "1",
+        "pid": 1,
+        "rank": i % 2,
+        "seq": i,
+        "op": "all_reduce",
+        "bytes": 4096,
+        "comm_size": 2,
+        "timing_source": "exact" if i % 3 else "sync",
+        "launch_ns_after": i if i % 5 else None,
+        "start_ns_after": 10 + i,
+        "done_lo_ns": 1000 + i,
         "done_hi_ns": 1000 + i if i % 3 else 5000 + i,
-    }  # fmt: skip
+    }
 
 
 def make_state(root: Path, rows: Sequence[dict[str, Any]], *, seal: bool, node: str = "far") -> Path:
@@ -263,14 +274,22 @@ def _fail_from(patch: pytest.MonkeyPatch, fatal: int) -> Callable[[], int]:
 def test_the_command(source: Path, open_tmp_path: Path) -> None:
     days = (time.time_ns() - NOW_NS) / 86_400e9 + 7
     command = [
-        PROBINGD, "import", source, "--state-dir", open_tmp_path / "here", "--node-name", "here",
+        PROBINGD,
+        "import",
+        source,
+        "--state-dir",
+        open_tmp_path / "here",
+        "--node-name",
+        "here",
         f"--store.max-age-days={days}",
-    ]  # fmt: skip
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "comm.ops: 220 rows", "probing.losses: 9 rows", "4 files imported, 0 were here before",
-    ]  # fmt: skip
+        "comm.ops: 220 rows",
+        "probing.losses: 9 rows",
+        "4 files imported, 0 were here before",
+    ]
     assert stat.S_IMODE((open_tmp_path / "here").stat().st_mode) == 0o750
     nothing = subprocess.run(command[:2], capture_output=True, text=True, check=False)
     assert nothing.returncode == 2

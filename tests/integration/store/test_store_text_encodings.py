@@ -35,9 +35,14 @@ def decoder() -> Iterator[Decoder]:
 def event(i: int) -> dict[str, object]:
     """Returns a row with long and unique texts."""
     return {
-        "node": "n", "ts": NOW_NS - 10**9 + i, "pid": i, "start_ns": i, "event": f"event {i:>40}",
-        "job": f"{i:04}-/home/user/{'deep/' * 20}{i}", "command": f"python train.py --seed {i} {'x' * 200}",
-    }  # fmt: skip
+        "node": "n",
+        "ts": NOW_NS - 10**9 + i,
+        "pid": i,
+        "start_ns": i,
+        "event": f"event {i:>40}",
+        "job": f"{i:04}-/home/user/{'deep/' * 20}{i}",
+        "command": f"python train.py --seed {i} {'x' * 200}",
+    }
 
 
 def fill(root: Path, first: int) -> None:

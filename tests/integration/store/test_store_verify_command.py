@@ -118,7 +118,7 @@ def test_no_directory_is_an_error(tmp_path: Path) -> None:
         (lambda root: a_segment(root).chmod(0o666), ".parquet", "others may write"),
         (lambda root: (root / "comm.ops" / "x").symlink_to("/etc/passwd"), "comm.ops/x", "neither a file nor"),
     ],
-)  # fmt: skip
+)
 def test_each_damage_is_named(
     damage: Callable[[Path], object], where: str, what: str, state: Path, decoder: Decoder
 ) -> None:

@@ -250,9 +250,7 @@ def test_hangup_restarts_the_children(daemon: Daemon, until: Callable[..., objec
     assert daemon.end()[0] == 0
 
 
-def test_hangup_takes_a_new_configuration_and_refuses_a_wrong_one(
-    daemon: Daemon, until: Callable[..., object]
-) -> None:
+def test_hangup_takes_a_new_configuration_and_refuses_a_wrong_one(daemon: Daemon, until: Callable[..., object]) -> None:
     file, log = daemon.base / "probingd.toml", daemon.base / "log"
     file.write_text("hang_s = 30.0\n")
     daemon.config = file

@@ -156,7 +156,7 @@ def test_a_library_that_is_missing_is_one_line(units: Units) -> None:
     # pyarrow is hidden: the mount is seen by this process only.
     import pyarrow
 
-    hide = f"mount -t tmpfs tmpfs {Path(pyarrow.__file__).parent} && exec \"$@\""
+    hide = f'mount -t tmpfs tmpfs {Path(pyarrow.__file__).parent} && exec "$@"'
     status, lines, states = units.run("collector", "unshare", "--mount", "sh", "-c", hide, "sh")
     assert status == UNAVAILABLE
     assert len(lines) == 1

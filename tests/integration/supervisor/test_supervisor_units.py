@@ -166,8 +166,13 @@ def test_a_reload_checks_before_it_restarts() -> None:
 def test_the_sockets_belong_to_those_who_connect() -> None:
     inner = Config.from_args([]).runtime_dir
     for name, user in (
-        ("reader", "probing"), ("parser", "probing"), ("maintenance", "probing"), ("sql", "probing-service"),
-        ("hook", "probing-service"), ("interpreter", "probing-service"), ("nvml", "probing"),
+        ("reader", "probing"),
+        ("parser", "probing"),
+        ("maintenance", "probing"),
+        ("sql", "probing-service"),
+        ("hook", "probing-service"),
+        ("interpreter", "probing-service"),
+        ("nvml", "probing"),
     ):
         unit = settings(f"probingd-{name}.socket")
         assert unit["ListenStream"] == f"{inner}/{name}.sock"

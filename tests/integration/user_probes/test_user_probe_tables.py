@@ -86,9 +86,7 @@ def rows(collector: Collector, open_tmp_path: Path) -> Iterator[Callable[[str], 
     inetd.close()
 
 
-def test_rows_of_all_versions_are_one_table(
-    collector: Collector, rows: Callable[[str], list[dict[str, Any]]]
-) -> None:
+def test_rows_of_all_versions_are_one_table(collector: Collector, rows: Callable[[str], list[dict[str, Any]]]) -> None:
     sql = "SELECT size_bytes, path, more FROM user.reads ORDER BY ts, size_bytes"
     first = collector.define(("size_bytes", "u32"))
     collector.append(first, {"size_bytes": 2**32 - 1})
@@ -116,11 +114,11 @@ def test_rows_of_all_versions_are_one_table(
     # After a restart nobody has loaded the probe again.
     collector.restart()
     assert rows(sql) == expected
-    assert rows("SELECT r.path FROM \"user\".reads r JOIN process.events e ON r.pid = e.pid") == []
+    assert rows('SELECT r.path FROM "user".reads r JOIN process.events e ON r.pid = e.pid') == []
     assert collector.store.rows("user.reads", ["size_bytes"]).num_rows == 5
 
 
-@pytest.mark.parametrize("name", ["user.none", "user.\"a'b\"", "users.reads", "user.process.reads", "reads"])
+@pytest.mark.parametrize("name", ["user.none", 'user."a\'b"', "users.reads", "user.process.reads", "reads"])
 def test_what_no_probe_has_defined_is_refused(
     collector: Collector, rows: Callable[[str], list[dict[str, Any]]], name: str
 ) -> None:

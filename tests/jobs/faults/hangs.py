@@ -270,10 +270,26 @@ def prepare_data(job: Job) -> None:
 CASES = {
     case.__name__: case
     for case in (
-        rank0_broadcasts, batch_less, time_loop, swallowed, stopped, gil, lock, stdin, checkpoint, sizes, dtypes,
-        cross_group, unmatched, groups, fsdp, ddp, dead_at_store, absent,
+        rank0_broadcasts,
+        batch_less,
+        time_loop,
+        swallowed,
+        stopped,
+        gil,
+        lock,
+        stdin,
+        checkpoint,
+        sizes,
+        dtypes,
+        cross_group,
+        unmatched,
+        groups,
+        fsdp,
+        ddp,
+        dead_at_store,
+        absent,
     )
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     main(CASES, "absent")

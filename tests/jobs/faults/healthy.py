@@ -112,9 +112,7 @@ def plain(job: Job) -> None:
     job.train()
 
 
-CASES = {
-    case.__name__: case for case in (long_steps, evaluation, checkpoint, compiled, workers, ends, plain)
-}  # fmt: skip
+CASES = {case.__name__: case for case in (long_steps, evaluation, checkpoint, compiled, workers, ends, plain)}
 
 if __name__ == "__main__":
     main(CASES)

@@ -39,9 +39,26 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         for n in (10, 11)
     ],
     "comm.ops": [
-        row("comm.ops", **PROCESS, rank=3, comm="c", comm_rank=1, comm_size=2, backend="nccl", seq=i, op=op, peer=peer,
-            root=root, bytes=100, dtype="float32", async_op=True, ts=ts, duration_ns=2_000_000, state="done",
-            t_launch=ts + 500)
+        row(
+            "comm.ops",
+            **PROCESS,
+            rank=3,
+            comm="c",
+            comm_rank=1,
+            comm_size=2,
+            backend="nccl",
+            seq=i,
+            op=op,
+            peer=peer,
+            root=root,
+            bytes=100,
+            dtype="float32",
+            async_op=True,
+            ts=ts,
+            duration_ns=2_000_000,
+            state="done",
+            t_launch=ts + 500,
+        )
         for i, (op, peer, root, ts) in enumerate(
             [
                 ("all_reduce", None, None, 10 * SECOND),
@@ -54,8 +71,17 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         )
     ],
     "process.processes": [
-        row("process.processes", **PROCESS, rank=3, local_rank=1, world_size=4, node_rank=1, role="trainer",
-            state="running", ts=12 * SECOND)
+        row(
+            "process.processes",
+            **PROCESS,
+            rank=3,
+            local_rank=1,
+            world_size=4,
+            node_rank=1,
+            role="trainer",
+            state="running",
+            ts=12 * SECOND,
+        )
     ],
     "cluster.members": [row("cluster.members", node="n0", member="n0", address="n0:1", state="healthy", ts=0)],
     "cuda.memory": [
@@ -69,13 +95,27 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         ]
     ],
     "python.torch_nccl_flight_record": [
-        row("python.torch_nccl_flight_record", **PROCESS, rank=3, snapshot_id=1, pg_id=0, pg_name="0", ts=5,
-            collective_seq_id=seq, state=state, is_p2p=p2p)
-        for seq, state, p2p in [(1, "completed", False), (2, "started", False), (3, "scheduled", False),
-                                (9, "completed", True)]
+        row(
+            "python.torch_nccl_flight_record",
+            **PROCESS,
+            rank=3,
+            snapshot_id=1,
+            pg_id=0,
+            pg_name="0",
+            ts=5,
+            collective_seq_id=seq,
+            state=state,
+            is_p2p=p2p,
+        )
+        for seq, state, p2p in [
+            (1, "completed", False),
+            (2, "started", False),
+            (3, "scheduled", False),
+            (9, "completed", True),
+        ]
     ],
     "probing.sources": [row("probing.sources", node="n0", ts=5, source="collectives", rows=6, lost=1)],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +142,10 @@ def ask(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
 
 
 def test_memory_of_a_step_is_the_drivers_where_cuda_memory_has_nothing() -> None:
-    used = [row("gpu.processes", **PROCESS, rank=3, ts=ts, device_id=device, used_bytes=size << 20)
-            for ts, device, size in [(10 * SECOND, 0, 3), (10 * SECOND, 1, 4), (11 * SECOND, 0, 9)]]  # fmt: skip
+    used = [
+        row("gpu.processes", **PROCESS, rank=3, ts=ts, device_id=device, used_bytes=size << 20)
+        for ts, device, size in [(10 * SECOND, 0, 3), (10 * SECOND, 1, 4), (11 * SECOND, 0, 9)]
+    ]
     late = row("train.steps", **PROCESS, rank=3, step=99, ts=50 * SECOND, t_end=51 * SECOND, duration_ns=SECOND)
     rows = {**ROWS, "cuda.memory": [], "gpu.processes": used, "train.steps": [*ROWS["train.steps"], late]}
     db = tables_of(rows)
@@ -140,32 +182,57 @@ def test_each_column_is_the_same_alone(database: duckdb.DuckDBPyConnection, name
 @pytest.mark.parametrize(
     ("sql", "rows"),
     [
-        ("SELECT step, rank, allocated, max_allocated, allocated_delta, duration, stage, world_size, role"
-         " FROM python.torch_trace ORDER BY step",
-         [(10, 3, 7.0, 7.0, 7.0, 1.0, "post step", 4, ""), (11, 3, 3.0, 7.0, -4.0, 1.0, "post step", 4, "")]),
-        ("SELECT operation, src_rank, dst_rank, bytes_transferred, duration_ms, step FROM python.nccl_trace"
-         " ORDER BY seq",
-         [("all_reduce", None, None, 100, 2.0, 10), ("send", 1, 0, 100, 2.0, 10), ("recv", 0, 1, 100, 2.0, 11),
-          ("broadcast", 0, 1, 100, 2.0, 11), ("reduce", 1, 0, 100, 2.0, None),
-          ("all_reduce", None, None, 100, 2.0, None)]),
-        ("SELECT global_step, op, group_rank, group_size, tensor_dtype, async_op, world_size"
-         " FROM python.comm_collective ORDER BY seq",
-         [(10, "all_reduce", 1, 2, "float32", 1, 4), (11, "broadcast", 1, 2, "float32", 1, 4),
-          (None, "reduce", 1, 2, "float32", 1, 4), (None, "all_reduce", 1, 2, "float32", 1, 4)]),
-        ("SELECT coll_func, is_p2p, exec_time_ns, enqueue_time_ns, algo FROM nccl.coll_perf WHERE seq < 2 ORDER BY seq",
-         [("AllReduce", 0, 2_000_000, 500, None), ("Send", 1, 2_000_000, 500, None)]),
-        ("SELECT last_enqueued_collective, last_started_collective, last_completed_collective"
-         " FROM python.torch_nccl_pg_status", [(3, 2, 1)]),
-        ("SELECT host, addr, local_rank, rank, world_size, group_rank, status, timestamp FROM cluster.nodes",
-         [("n0", "n0:1", 1, 3, 4, 1, "running", 12_000_000)]),
+        (
+            "SELECT step, rank, allocated, max_allocated, allocated_delta, duration, stage, world_size, role"
+            " FROM python.torch_trace ORDER BY step",
+            [(10, 3, 7.0, 7.0, 7.0, 1.0, "post step", 4, ""), (11, 3, 3.0, 7.0, -4.0, 1.0, "post step", 4, "")],
+        ),
+        (
+            "SELECT operation, src_rank, dst_rank, bytes_transferred, duration_ms, step FROM python.nccl_trace"
+            " ORDER BY seq",
+            [
+                ("all_reduce", None, None, 100, 2.0, 10),
+                ("send", 1, 0, 100, 2.0, 10),
+                ("recv", 0, 1, 100, 2.0, 11),
+                ("broadcast", 0, 1, 100, 2.0, 11),
+                ("reduce", 1, 0, 100, 2.0, None),
+                ("all_reduce", None, None, 100, 2.0, None),
+            ],
+        ),
+        (
+            "SELECT global_step, op, group_rank, group_size, tensor_dtype, async_op, world_size"
+            " FROM python.comm_collective ORDER BY seq",
+            [
+                (10, "all_reduce", 1, 2, "float32", 1, 4),
+                (11, "broadcast", 1, 2, "float32", 1, 4),
+                (None, "reduce", 1, 2, "float32", 1, 4),
+                (None, "all_reduce", 1, 2, "float32", 1, 4),
+            ],
+        ),
+        (
+            "SELECT coll_func, is_p2p, exec_time_ns, enqueue_time_ns, algo FROM nccl.coll_perf"
+            " WHERE seq < 2 ORDER BY seq",
+            [("AllReduce", 0, 2_000_000, 500, None), ("Send", 1, 2_000_000, 500, None)],
+        ),
+        (
+            "SELECT last_enqueued_collective, last_started_collective, last_completed_collective"
+            " FROM python.torch_nccl_pg_status",
+            [(3, 2, 1)],
+        ),
+        (
+            "SELECT host, addr, local_rank, rank, world_size, group_rank, status, timestamp FROM cluster.nodes",
+            [("n0", "n0:1", 1, 3, 4, 1, "running", 12_000_000)],
+        ),
         ("SELECT rows_written, ring_rows_overwritten FROM nccl.profiler_counters", [(6, 1)]),
         ("SELECT is_shadow, median(step_duration_sec) FROM python.torch_step_timing GROUP BY 1", [(1, 1.0)]),
-        ("SELECT DISTINCT _host, _addr, _rank, _node_rank, _local_rank, _role FROM global.comm.ops",
-         [("n0", "n0:1", 3, 1, 1, "")]),
+        (
+            "SELECT DISTINCT _host, _addr, _rank, _node_rank, _local_rank, _role FROM global.comm.ops",
+            [("n0", "n0:1", 3, 1, 1, "")],
+        ),
         ("SELECT count(*) FROM python.trace_event", [(0,)]),
         ("SELECT count(*) FROM global.nccl.proxy_ops WHERE _rank = 0", [(0,)]),
     ],
-)  # fmt: skip
+)
 def test_rows_of_views(database: duckdb.DuckDBPyConnection, sql: str, rows: list[tuple[Any, ...]]) -> None:
     assert ask(database, sql) == rows
 
@@ -271,15 +338,19 @@ def test_a_view_sees_none_of_the_names_of_a_query() -> None:
 @pytest.mark.parametrize(
     ("sql", "message", "hint"),
     [
-        ("SELECT * FROM python.`time.time()`", "python.`time.time()` evaluates code inside a process: that needs the"
-         " in-process helper, which does not exist yet", "`probingctl vars` reads variables from outside"),
+        (
+            "SELECT * FROM python.`time.time()`",
+            "python.`time.time()` evaluates code inside a process: that needs the"
+            " in-process helper, which does not exist yet",
+            "`probingctl vars` reads variables from outside",
+        ),
         ('SELECT * FROM python."time.time()"', "python.`time.time()` evaluates code", "`probingctl vars`"),
         ("SELECT * FROM python.test", "there is no table python.test", "(ExternalTable) needs the in-process helper"),
         ("SELECT * FROM other.comm.ops", "there is no table other.comm.ops", "did you mean comm.ops?"),
         ("SELECT * FROM global.comm.opps", "there is no table global.comm.opps", "did you mean comm.ops"),
         ("SET probing.torch.profiling = on", "SET is not allowed, only SELECT", "`probingctl config KEY=VALUE`"),
     ],
-)  # fmt: skip
+)
 def test_refusals_name_what_is_possible(sql: str, message: str, hint: str) -> None:
     with pytest.raises(QueryRejected) as caught:
         check(sql, NOW_NS)

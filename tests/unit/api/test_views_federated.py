@@ -24,8 +24,15 @@ from probing.federation.sql.views import expand
 NOW_NS = 1_790_000_000_123_456_789
 SECOND = 10**9
 NAMES = ("n0", "n1", "n2")
-READ = ("comm.ops", "train.steps", "process.processes", "cluster.members", "cuda.memory", "gpu.processes",
-        "probing.table_docs")  # fmt: skip
+READ = (
+    "comm.ops",
+    "train.steps",
+    "process.processes",
+    "cluster.members",
+    "cuda.memory",
+    "gpu.processes",
+    "probing.table_docs",
+)
 OWN = {
     view.name: view
     for view in (
@@ -45,25 +52,60 @@ def rows_of(node: str) -> dict[str, list[dict[str, Any]]]:
     start = NOW_NS - 20 * SECOND + number * 1000
     return {
         "comm.ops": [
-            {**who, "ts": start + i * SECOND // 4, "op": ("all_reduce", "broadcast", "send")[i % 3], "seq": i,
-             "peer": 1, "comm": "c", "comm_rank": number, "root": 0, "bytes": i << 10, "backend": "nccl",
-             "duration_ns": i * 100_000 + number}
+            {
+                **who,
+                "ts": start + i * SECOND // 4,
+                "op": ("all_reduce", "broadcast", "send")[i % 3],
+                "seq": i,
+                "peer": 1,
+                "comm": "c",
+                "comm_rank": number,
+                "root": 0,
+                "bytes": i << 10,
+                "backend": "nccl",
+                "duration_ns": i * 100_000 + number,
+            }
             for i in range(24)
         ],
         "train.steps": [
-            {**who, "ts": start + i * SECOND, "t_end": start + (i + 1) * SECOND - 1, "step": i + number,
-             "duration_ns": SECOND}
+            {
+                **who,
+                "ts": start + i * SECOND,
+                "t_end": start + (i + 1) * SECOND - 1,
+                "step": i + number,
+                "duration_ns": SECOND,
+            }
             for i in range(4)
         ],
-        "process.processes": [{**who, "ts": NOW_NS, "role": "trainer", "state": "running", "local_rank": 0,
-                               "world_size": 3, "node_rank": number}],
+        "process.processes": [
+            {
+                **who,
+                "ts": NOW_NS,
+                "role": "trainer",
+                "state": "running",
+                "local_rank": 0,
+                "world_size": 3,
+                "node_rank": number,
+            }
+        ],
         "cluster.members": [{"node": node, "member": other, "address": f"{other}:1"} for other in NAMES],
-        "cuda.memory": [{**who, "ts": start + i * SECOND, "kind": "device", "size_class": 1, "stack": 1,
-                         "live_bytes": (i + number) << 20} for i in range(3)],
-        "gpu.processes": [{**who, "ts": start + i * SECOND // 2, "device_id": i % 2, "used_bytes": (i + number) << 20}
-                          for i in range(4)],
+        "cuda.memory": [
+            {
+                **who,
+                "ts": start + i * SECOND,
+                "kind": "device",
+                "size_class": 1,
+                "stack": 1,
+                "live_bytes": (i + number) << 20,
+            }
+            for i in range(3)
+        ],
+        "gpu.processes": [
+            {**who, "ts": start + i * SECOND // 2, "device_id": i % 2, "used_bytes": (i + number) << 20}
+            for i in range(4)
+        ],
         "probing.table_docs": [{"node": node, "table_schema": "comm", "table_name": "ops", "live": "no"}],
-    }  # fmt: skip
+    }
 
 
 def database(*nodes: str) -> duckdb.DuckDBPyConnection:
@@ -125,10 +167,17 @@ def values(table: pa.Table) -> list[tuple[Any, ...]]:
         ("SELECT rank, avg(allocated), max(allocated) FROM python.torch_trace GROUP BY rank", "aggregate"),
         ("SELECT table_name, count(*) FROM information_schema.tables GROUP BY 1", "aggregate"),
         ("SELECT rank, step FROM python.torch_trace WHERE step = (SELECT max(step) FROM python.torch_trace)", "ship"),
-        ("SELECT c.op, t.step FROM python.comm_collective c JOIN python.torch_trace t"
-         " ON c.global_step = t.global_step AND c.rank = t.rank AND c.role = t.role", "ship"),
-        ("WITH s AS (SELECT global_step, _rank, max(duration_ms) AS ms FROM global.python.comm_collective GROUP BY ALL)"
-         " SELECT global_step, avg(ms), count(*) FROM s GROUP BY 1", "ship"),
+        (
+            "SELECT c.op, t.step FROM python.comm_collective c JOIN python.torch_trace t"
+            " ON c.global_step = t.global_step AND c.rank = t.rank AND c.role = t.role",
+            "ship",
+        ),
+        (
+            "WITH s AS (SELECT global_step, _rank, max(duration_ms) AS ms"
+            " FROM global.python.comm_collective GROUP BY ALL)"
+            " SELECT global_step, avg(ms), count(*) FROM s GROUP BY 1",
+            "ship",
+        ),
         ("SELECT python.torch_trace.step FROM probe.python.torch_trace", "rows"),
         ("SELECT operation, count(*) FROM python.nccl_trace WHERE step IS NULL GROUP BY 1", "aggregate"),
         ("SELECT * FROM nccl.proxy_ops", "local"),
@@ -139,10 +188,13 @@ def values(table: pa.Table) -> list[tuple[Any, ...]]:
         ("SELECT * FROM view.worst", "ship"),
         ("SELECT op, count(*) FROM view.recent GROUP BY op", "aggregate"),
         ("SELECT w.op, ms, seq FROM view.worst w JOIN view.recent r USING (op) WHERE seq > 3", "ship"),
-        ("SELECT o.seq, s.step FROM comm.ops o ASOF JOIN train.steps s ON o.node = s.node AND o.ts >= s.ts"
-         " WHERE o.seq > 5 AND s.step < 3", "ship"),
+        (
+            "SELECT o.seq, s.step FROM comm.ops o ASOF JOIN train.steps s ON o.node = s.node AND o.ts >= s.ts"
+            " WHERE o.seq > 5 AND s.step < 3",
+            "ship",
+        ),
     ],
-)  # fmt: skip
+)
 def test_views_of_all_nodes(cluster: Cluster, sql: str, kind: str) -> None:
     assert cluster.plan(sql).kind == kind
     got, want = cluster.together(sql), cluster.alone(sql)

@@ -47,25 +47,38 @@ def rows_of(node: str, rank: int) -> dict[str, list[dict[str, Any]]]:
         "cpu.utilization": [
             {**who, "ts": ns(ago), "scope": scope, "wall_ns": SECOND, "run_delay_ns": round(share * SECOND)}
             for ago, scope, share in (
-                (9.5, "process", 0.25), (9.5, "thread", 0.5), (6.75, "process", 3.5), (1, "process", 0),
+                (9.5, "process", 0.25),
+                (9.5, "thread", 0.5),
+                (6.75, "process", 3.5),
+                (1, "process", 0),
             )
         ],
         # The barrier lasts from the ninth to the seventh second before now.
         "comm.ops": [done("all_reduce", 9.75, 0.25), done("barrier", 8.5, 1.75), done("all_reduce", 3_700, 0.5)],
         "comm.inflight": [{**who, "op": "broadcast", "ts": ns(2.5), "age_ns": 2 * SECOND + SECOND // 2}],
         "python.samples": [
-            sample(1, 10, 0.5, True), sample(2, 9.5, 0.25, True), sample(2, 9.5, 0.5, True, tid=9),
+            sample(1, 10, 0.5, True),
+            sample(2, 9.5, 0.25, True),
+            sample(2, 9.5, 0.5, True, tid=9),
             # Off the CPU until the sixth second.
             sample(3, 8.5, 1.75, False),
         ],
         "python.stacks": [
-            {"node": node, "stack_id": stack, "ts": ns(hours * 3600 + 60), "complete": True,
-             "frames": [{"func": func, "file": "m.py", "lineno": 1}, {"func": "main", "file": "m.py", "lineno": 9}]}
-            for stack, func in ((1, "forward"), (2, "augment"), (3, "wait")) for hours in (0, 1)
+            {
+                "node": node,
+                "stack_id": stack,
+                "ts": ns(hours * 3600 + 60),
+                "complete": True,
+                "frames": [{"func": func, "file": "m.py", "lineno": 1}, {"func": "main", "file": "m.py", "lineno": 9}],
+            }
+            for stack, func in ((1, "forward"), (2, "augment"), (3, "wait"))
+            for hours in (0, 1)
         ],
-        "train.steps": [{**who, "step": 40 + n, "ts": ns(12 - 4 * n), "t_end": ns(8 - 4 * n), "duration_ns": 4 * SECOND}
-                        for n in range(2)],
-    }  # fmt: skip
+        "train.steps": [
+            {**who, "step": 40 + n, "ts": ns(12 - 4 * n), "t_end": ns(8 - 4 * n), "duration_ns": 4 * SECOND}
+            for n in range(2)
+        ],
+    }
 
 
 def database(tables: Sequence[dict[str, list[dict[str, Any]]]]) -> duckdb.DuckDBPyConnection:

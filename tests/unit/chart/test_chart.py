@@ -38,10 +38,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "configured": {
         "config": {
-            "hang_s": 60, "store": {"max_bytes": 53687091200, "table_max_bytes": ["python.samples=2000000000"]},
+            "hang_s": 60,
+            "store": {"max_bytes": 53687091200, "table_max_bytes": ["python.samples=2000000000"]},
             "cluster": {"labels": ["rack=r7", "rail=2"]},
         },
-        "state": {"hostPath": "/data/probingd"}, "socket": {"hostPath": "/run/probingd"}, "keepProbes": True,
+        "state": {"hostPath": "/data/probingd"},
+        "socket": {"hostPath": "/run/probingd"},
+        "keepProbes": True,
     },
     "token and TLS": {"listen": {"enabled": True, "flight": True}, "token": {"secretName": "tokens"}, **TLS_SECRET},
     "certificates": {
@@ -50,28 +53,41 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "metrics": {
         "metrics": {"enabled": True, "port": 9999, "serviceMonitor": {"enabled": True, "labels": {"release": "p"}}},
-        "token": {"value": "0123456789abcdef0123456789abcdef"}, **TLS_SECRET,
+        "token": {"value": "0123456789abcdef0123456789abcdef"},
+        **TLS_SECRET,
     },
     "insecure": {"listen": {"enabled": True}, "metrics": {"enabled": True}, "insecure": True},
     "own network": {
-        "hostNetwork": False, "listen": {"enabled": True}, "metrics": {"enabled": True}, "insecure": True,
+        "hostNetwork": False,
+        "listen": {"enabled": True},
+        "metrics": {"enabled": True},
+        "insecure": True,
         "networkPolicy": {
-            "enabled": True, "from": [{"namespaceSelector": {}}],
+            "enabled": True,
+            "from": [{"namespaceSelector": {}}],
             "metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
         },
     },
     "everything else": {
         "image": {"repository": "registry.example/probingd", "digest": f"sha256:{'a' * 64}", "pullPolicy": "Always"},
-        "imagePullSecrets": [{"name": "pull"}], "nameOverride": "watcher", "nvidia": {"enabled": True},
-        "extraCapabilities": ["SYS_ADMIN"], "priorityClass": {"create": False, "name": "system-node-critical"},
-        "updateStrategy": {"type": "OnDelete", "rollingUpdate": None}, "serviceAccount": {"annotations": {"a": "b"}},
-        "affinity": {"nodeAffinity": {}}, "tolerations": [{"operator": "Exists"}], "seLinuxOptions": {"type": "spc_t"},
-        "podLabels": {"team": "infra"}, "podAnnotations": {"b": "c"}, "extraEnv": [{"name": "A", "value": "b"}],
+        "imagePullSecrets": [{"name": "pull"}],
+        "nameOverride": "watcher",
+        "nvidia": {"enabled": True},
+        "extraCapabilities": ["SYS_ADMIN"],
+        "priorityClass": {"create": False, "name": "system-node-critical"},
+        "updateStrategy": {"type": "OnDelete", "rollingUpdate": None},
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "affinity": {"nodeAffinity": {}},
+        "tolerations": [{"operator": "Exists"}],
+        "seLinuxOptions": {"type": "spc_t"},
+        "podLabels": {"team": "infra"},
+        "podAnnotations": {"b": "c"},
+        "extraEnv": [{"name": "A", "value": "b"}],
         "extraVolumes": [{"name": "p", "configMap": {"name": "probes"}}],
         "extraVolumeMounts": [{"name": "p", "mountPath": "/etc/probingd/probes.d"}],
         "resources": {"limits": {"cpu": 2}},
     },
-}  # fmt: skip
+}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a key that is not known": ({"listn": {"enabled": True}}, "listn"),
     "an option that is not known": ({"config": {"store": {"max_byte": 1}}}, "max_byte"),
@@ -160,9 +176,12 @@ def test_the_daemon_accepts_its_configuration(name: str, tmp_path: Path) -> None
     assert config.node_name == "gn6"
     for address in filter(None, (config.listen, config.http)):
         check_listen(
-            address, token_file=config.token_file, insecure=config.insecure, tls=bool(config.tls.cert),
+            address,
+            token_file=config.token_file,
+            insecure=config.insecure,
+            tls=bool(config.tls.cert),
             client_ca=bool(config.tls.client_ca),
-        )  # fmt: skip
+        )
     wanted = VARIANTS[name].get("config", {}).get("store", {}).get("max_bytes", Config().store.max_bytes)
     assert config.store.max_bytes == wanted
     assert config.host.kernel_log == ""

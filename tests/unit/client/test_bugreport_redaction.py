@@ -89,11 +89,17 @@ def test_versions_that_the_daemon_reports_stay_in_texts(redactor: Redactor) -> N
 def test_the_journal_is_read_by_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # There is no journal where tests run: a program in its place writes what it writes.
     entries = [
-        {"__REALTIME_TIMESTAMP": "1790000000000000", "_SYSTEMD_UNIT": "probingd-reader@3-9.service", "PRIORITY": "6",
-         "MESSAGE": "ready", "_CMDLINE": CANARY, "_HOSTNAME": CANARY},
+        {
+            "__REALTIME_TIMESTAMP": "1790000000000000",
+            "_SYSTEMD_UNIT": "probingd-reader@3-9.service",
+            "PRIORITY": "6",
+            "MESSAGE": "ready",
+            "_CMDLINE": CANARY,
+            "_HOSTNAME": CANARY,
+        },
         {"__REALTIME_TIMESTAMP": "1790000001000000", "UNIT": "probingd.service", "MESSAGE": [111, 107, 255]},
         {"__REALTIME_TIMESTAMP": "x", "MESSAGE": "no time"},
-    ]  # fmt: skip
+    ]
     program = tmp_path / "journalctl"
     program.write_text("#!/bin/sh\ncat <<'E'\n" + "\n".join(map(json.dumps, entries)) + "\nno JSON\nE\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

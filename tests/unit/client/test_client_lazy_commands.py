@@ -56,8 +56,10 @@ def test_the_list_of_commands_has_no_line_that_is_cut(
     out = capsys.readouterr().out
     assert "..." not in out.partition("Commands:")[2]
     assert [line.split()[0] for line in out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()] == [
-        *_VISIBLE, "cluster", "ranks",
-    ]  # fmt: skip
+        *_VISIBLE,
+        "cluster",
+        "ranks",
+    ]
 
 
 @pytest.mark.parametrize(

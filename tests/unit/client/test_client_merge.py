@@ -22,9 +22,16 @@ def stack(rank: int | None, *outermost_first: Spec | str, **more: Any) -> dict[s
     frames = [f if isinstance(f, tuple) else (f, "train.py", 1) for f in outermost_first]
     shown = [{"func": f, "file": p, "lineno": n, "frame_type": "Python"} for f, p, n in reversed(frames)]
     return {
-        "node": "a", "job": "j", "rank": rank, "pid": pid, "tid": pid, "thread": "MainThread", "complete": True,
-        "frames": shown, **more,
-    }  # fmt: skip
+        "node": "a",
+        "job": "j",
+        "rank": rank,
+        "pid": pid,
+        "tid": pid,
+        "thread": "MainThread",
+        "complete": True,
+        "frames": shown,
+        **more,
+    }
 
 
 def paths(children: list[Node], ends: int) -> Iterator[tuple[Spec, ...]]:
@@ -42,10 +49,15 @@ frames = st.lists(frame, max_size=5)
 threads = st.lists(
     st.builds(
         lambda rank, tid, frames, complete, job: stack(rank, *frames, complete=complete, job=job, tid=tid),
-        st.one_of(st.none(), st.integers(0, 9)), st.integers(1, 10**6), frames, st.booleans(), st.sampled_from("jk"),
+        st.one_of(st.none(), st.integers(0, 9)),
+        st.integers(1, 10**6),
+        frames,
+        st.booleans(),
+        st.sampled_from("jk"),
     ),
-    max_size=12, unique_by=lambda t: t["tid"],
-)  # fmt: skip
+    max_size=12,
+    unique_by=lambda t: t["tid"],
+)
 
 
 @given(threads)
@@ -54,8 +66,9 @@ def test_a_tree_stands_for_exactly_the_stacks_it_is_made_of(given_threads: list[
     for job in "jk":
         wanted = Counter(
             tuple((f["func"], f["file"], f["lineno"]) for f in reversed(t["frames"]))
-            for t in given_threads if t["job"] == job
-        )  # fmt: skip
+            for t in given_threads
+            if t["job"] == job
+        )
         got = Counter(p for g in groups if g.job == job for p in paths(g.children, len(g.ends)))
         assert got == wanted
     assert sum(len(g.members) for g in groups) == len(given_threads)

@@ -14,21 +14,31 @@ RING = [*RECEIVE, "gloo::(anonymous namespace)::ring(X)", "gloo::(anonymous name
     ("stacks", "expected"),
     [
         ([[*RING, "c10d::AsyncAllreduceWork::allreduce(X)"]], "gloo::allreduce"),
-        ([["syscall", "ncclGroupEndInternal(ncclSimInfo*)", "ncclGroupEnd", "c10d::ProcessGroupNCCL::allreduce(X)"]],
-         "ncclGroupEnd"),
+        (
+            [["syscall", "ncclGroupEndInternal(ncclSimInfo*)", "ncclGroupEnd", "c10d::ProcessGroupNCCL::allreduce(X)"]],
+            "ncclGroupEnd",
+        ),
         ([["poll", "pncclCommInitRankConfig"]], "pncclCommInitRankConfig"),
         ([["recv", "c10d::TCPStore::wait(std::vector<X> const&)"]], "c10d::Store::wait"),
         ([["ioctl", "libcuda.so.1+0x1234", "cuStreamSynchronize", "cudaStreamSynchronize"]], "cudaStreamSynchronize"),
         ([[*RECEIVE, "c10d::RecvWork::wait(X)"]], "gloo::waitRecv"),
         ([["pthread_cond_wait", "c10d::Work::wait(X<Y>)", "PyObject_Vectorcall"]], "c10d::Work::wait"),
         # The most particular thread counts, and idle threads of the libraries do not.
-        ([["c10d::Work::wait(X)"], ["epoll_wait", "gloo::transport::tcp::Loop::run()"], ["gloo::barrier(X)"]],
-         "gloo::barrier"),
-        ([["pthread_cond_wait", "c10d::ProcessGroupGloo::runLoop(int)"], ["clock_nanosleep"],
-          ["c10d::ProcessGroupNCCL::Watchdog::runLoop()"]], None),
+        (
+            [["c10d::Work::wait(X)"], ["epoll_wait", "gloo::transport::tcp::Loop::run()"], ["gloo::barrier(X)"]],
+            "gloo::barrier",
+        ),
+        (
+            [
+                ["pthread_cond_wait", "c10d::ProcessGroupGloo::runLoop(int)"],
+                ["clock_nanosleep"],
+                ["c10d::ProcessGroupNCCL::Watchdog::runLoop()"],
+            ],
+            None,
+        ),
         ([], None),
     ],
-)  # fmt: skip
+)
 def test_what_a_process_waits_in(stacks: list[list[str]], expected: str | None) -> None:
     threads = [{"frames": [{"func": name, "frame_type": "Native"} for name in stack]} for stack in stacks]
     assert waits_in(threads) == expected

@@ -43,16 +43,20 @@ _SCALARS = {"int64": 3, "uint64": 4, "string": 9}
 names = st.text(max_size=12)
 frame_lists = st.lists(
     st.builds(Frame, names, st.one_of(st.just(""), names), st.one_of(st.none(), st.integers(1, 10**6))),
-    min_size=1, max_size=6,
-)  # fmt: skip
+    min_size=1,
+    max_size=6,
+)
 labels = st.dictionaries(st.sampled_from(["job", "rank", "thread"]), st.text(min_size=1, max_size=6))
 samples = st.lists(
     st.builds(
         lambda f, ns, n, found: Sample(tuple(f), ns, n, tuple(found.items())),
-        frame_lists, st.integers(0, 10**15), st.integers(0, 10**6), labels,
+        frame_lists,
+        st.integers(0, 10**15),
+        st.integers(0, 10**6),
+        labels,
     ),
     max_size=8,
-)  # fmt: skip
+)
 profiles = st.builds(lambda title, found: Profile(title, "cpu", tuple(found), 10**18, 10**9), names, samples)
 
 
@@ -147,7 +151,10 @@ def test_a_flame_graph_is_xml_with_all_time_in_it(base: Profile, chosen: Profile
         assert scripts == [SCRIPT]
         assert not [e for e in page.iter() for name in e.attrib if name.lower().startswith("on")]
         # Nothing is fetched: the only addresses are those of the two name spaces.
-        assert set(re.findall(r"https?://\S+?\"", text)) <= {'http://www.w3.org/2000/svg"', 'http://www.w3.org/1999/xhtml"'}
+        assert set(re.findall(r"https?://\S+?\"", text)) <= {
+            'http://www.w3.org/2000/svg"',
+            'http://www.w3.org/1999/xhtml"',
+        }
         assert len(drawn) == len(list(boxes(found)))
         assert next(boxes(found)).ns == tuple(p.ns for p in found)
 
@@ -191,8 +198,9 @@ def test_what_is_in_one_profile_alone_is_drawn_in_the_difference() -> None:
     chosen = Profile("b", "cpu", (Sample((Frame("new", "x.py"),), 30, 1),))
     found = {box.frame.func: box for box in boxes([base, chosen]) if box.frame is not None}
     assert {name: (box.width, box.shares) for name, box in found.items()} == {
-        "gone": (0.5, (1.0, 0.0)), "new": (0.5, (0.0, 1.0)),
-    }  # fmt: skip
+        "gone": (0.5, (1.0, 0.0)),
+        "new": (0.5, (0.0, 1.0)),
+    }
 
 
 @given(profiles)
@@ -219,18 +227,29 @@ def test_changes_of_self_time_cancel_out(base: Profile, chosen: Profile) -> None
 def test_groups_are_outermost_frames() -> None:
     profile = Profile("t", "cpu", (Sample((Frame("f"),), 1, 1, (("rank", "3"),)), Sample((Frame("f"),), 1, 1)))
     assert [s.frames[:2] for s in grouped(profile, ("rank", "job")).samples] == [
-        (Frame("rank 3"), Frame("job -")), (Frame("rank -"), Frame("job -")),
-    ]  # fmt: skip
+        (Frame("rank 3"), Frame("job -")),
+        (Frame("rank -"), Frame("job -")),
+    ]
 
 
 def test_files_are_short_but_never_the_same() -> None:
     files = [
-        "/v/lib/python3.11/site-packages/torch/nn/functional.py", "/usr/lib/python3.11/json/encoder.py",
-        "/home/a/llm/train.py", "/home/b/llm/train.py", "/home/a/llm/model.py", "x.py", "<string>",
-    ]  # fmt: skip
+        "/v/lib/python3.11/site-packages/torch/nn/functional.py",
+        "/usr/lib/python3.11/json/encoder.py",
+        "/home/a/llm/train.py",
+        "/home/b/llm/train.py",
+        "/home/a/llm/model.py",
+        "x.py",
+        "<string>",
+    ]
     profile = Profile("t", "cpu", (Sample(tuple(Frame("f", file) for file in files), 1, 1),))
     assert list(map(short_files([profile]).__getitem__, files)) == [
-        "torch/nn/functional.py", "json/encoder.py", "/home/a/llm/train.py", "/home/b/llm/train.py", "llm/model.py",
-        "x.py", "<string>",
-    ]  # fmt: skip
+        "torch/nn/functional.py",
+        "json/encoder.py",
+        "/home/a/llm/train.py",
+        "/home/b/llm/train.py",
+        "llm/model.py",
+        "x.py",
+        "<string>",
+    ]
     assert label(Frame("", "/home/a/llm/model.py", 3), short_files([profile])) == "? (llm/model.py:3)"

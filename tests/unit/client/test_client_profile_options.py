@@ -27,8 +27,10 @@ def given(**more: Any) -> Request:
         ({"gil": True}, "ts >= now() - INTERVAL 300000 MILLISECOND AND ts < now() AND on_cpu AND gil"),
         (
             {
-                "since": "2026-11-21T08:00:00Z", "until": "2026-11-21T10:30:00.500+02:00",
-                "wall": True, "pids": ["7", "8"],
+                "since": "2026-11-21T08:00:00Z",
+                "until": "2026-11-21T10:30:00.500+02:00",
+                "wall": True,
+                "pids": ["7", "8"],
             },
             "ts >= TIMESTAMP '2026-11-21 08:00:00.000000' AND ts < TIMESTAMP '2026-11-21 08:30:00.500000' "
             "AND pid IN (7, 8)",
@@ -69,13 +71,27 @@ def test_before_is_the_same_length_earlier() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"kind": "png"}, {"wall": True, "off_cpu": True}, {"live": "5s", "since": "5m"}, {"live": "5s", "until": "1s"},
-        {"live": "2h"}, {"live": "0"}, {"since": "soon"}, {"since": "1m", "until": "2m"}, {"until": "5m"},
-        {"since": "2026-13-01"}, {"since": "2026-11-21T08:00", "until": "2026-11-21T07:00"}, {"by": "colour"},
-        {"diff": "rank"}, {"diff": "rank:x"}, {"diff": "pid:0"}, {"diff": "job:"}, {"diff": "before:x"},
-        {"diff": "nonsense:1"}, {"diff": "rank:0", "kind": "pprof"},
+        {"kind": "png"},
+        {"wall": True, "off_cpu": True},
+        {"live": "5s", "since": "5m"},
+        {"live": "5s", "until": "1s"},
+        {"live": "2h"},
+        {"live": "0"},
+        {"since": "soon"},
+        {"since": "1m", "until": "2m"},
+        {"until": "5m"},
+        {"since": "2026-13-01"},
+        {"since": "2026-11-21T08:00", "until": "2026-11-21T07:00"},
+        {"by": "colour"},
+        {"diff": "rank"},
+        {"diff": "rank:x"},
+        {"diff": "pid:0"},
+        {"diff": "job:"},
+        {"diff": "before:x"},
+        {"diff": "nonsense:1"},
+        {"diff": "rank:0", "kind": "pprof"},
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         given(**wrong)

@@ -48,19 +48,33 @@ def test_json_stays_json_and_is_safe(text: str) -> None:
 @pytest.mark.parametrize(
     ("ns", "shown"),
     [
-        (None, "-"), (0, "0 ns"), (812_000, "812 us"), (999_400, "999 us"), (999_900, "1.00 ms"),
-        (4_310_000_000, "4.31 s"), (59_940_000_000, "59.9 s"), (59_999_000_000, "1m00s"), (307_000_000_000, "5m07s"),
-        (11_520_000_000_000, "3h12m"), (187_200_000_000_000, "2d04h"), (-56_200, "-56.2 us"),
+        (None, "-"),
+        (0, "0 ns"),
+        (812_000, "812 us"),
+        (999_400, "999 us"),
+        (999_900, "1.00 ms"),
+        (4_310_000_000, "4.31 s"),
+        (59_940_000_000, "59.9 s"),
+        (59_999_000_000, "1m00s"),
+        (307_000_000_000, "5m07s"),
+        (11_520_000_000_000, "3h12m"),
+        (187_200_000_000_000, "2d04h"),
+        (-56_200, "-56.2 us"),
     ],
-)  # fmt: skip
+)
 def test_ages_are_short_and_have_units(ns: int | None, shown: str) -> None:
     assert age(ns) == shown
 
 
 def test_sizes_have_units() -> None:
     assert [size(n) for n in (None, 0, 512, 4_190_000, 999_600, 2**62)] == [
-        "-", "0 B", "512 B", "4.19 MB", "1.00 MB", "4612 PB",
-    ]  # fmt: skip
+        "-",
+        "0 B",
+        "512 B",
+        "4.19 MB",
+        "1.00 MB",
+        "4612 PB",
+    ]
     assert bandwidth(12.34) == "12.3 GB/s"
 
 
@@ -90,9 +104,14 @@ def test_rows_are_plain_data() -> None:
     )
     first, second = rows_of(table)
     assert first == {
-        "ts": "2026-09-21T14:13:20.123456789Z", "us": "1970-01-01T00:00:00.000001000Z", "whole": 2**70, "nan": None,
-        "raw": "00ff", "list": ["2026-09-21T14:13:20.123456Z"], "day": "2026-01-02",
-    }  # fmt: skip
+        "ts": "2026-09-21T14:13:20.123456789Z",
+        "us": "1970-01-01T00:00:00.000001000Z",
+        "whole": 2**70,
+        "nan": None,
+        "raw": "00ff",
+        "list": ["2026-09-21T14:13:20.123456Z"],
+        "day": "2026-01-02",
+    }
     assert second == {"ts": None, "us": None, "whole": None, "nan": 1.5, "raw": None, "list": None, "day": None}
     assert rows_of(pa.table([[1], [2]], names=["a", "a"])) == [{"a": 1, "a_1": 2}]
 

@@ -46,10 +46,17 @@ def test_a_node_that_is_missing_leaves_it_undecided(tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0" * 99, b"[]", b"{}", b'{"format": "probing-facts", "version": 99, "facts": 1}\n{}\n',
-     b'{"format": "probing-facts", "version": 1, "facts": 1}\n{"version": 1}\n', b"[" * 100_000],
+    [
+        b"",
+        b"\0" * 99,
+        b"[]",
+        b"{}",
+        b'{"format": "probing-facts", "version": 99, "facts": 1}\n{}\n',
+        b'{"format": "probing-facts", "version": 1, "facts": 1}\n{"version": 1}\n',
+        b"[" * 100_000,
+    ],
     ids=["empty", "zeros", "list", "object", "another version", "nothing in it", "deep"],
-)  # fmt: skip
+)
 def test_a_bad_file_is_one_error_with_a_hint(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,9 +74,9 @@ def test_a_cut_file_is_an_error(file: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    "words", [["--watch", "--history"], ["--facts", "x", "--save", "y"], ["--facts", "x", "--job", "j"],
-              ["--since", "never"]]
-)  # fmt: skip
+    "words",
+    [["--watch", "--history"], ["--facts", "x", "--save", "y"], ["--facts", "x", "--job", "j"], ["--since", "never"]],
+)
 def test_options_that_exclude_each_other(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", *words]) == 2
     assert capsys.readouterr().err.startswith("error: ")

@@ -29,15 +29,21 @@ def hung() -> Diagnosis:
     deep = replace(deep, frames=deep.frames + more, since_ns=NOW - 39 * 10**9)
     own = facts(
         *(rank(n, *history(811, ago=40), op(812, ago=39), stack=in_collective()) for n in (0, 2, 3, 4, 5, 6, 7)),
-        rank(1, *history(811, ago=40), node="b", stack=deep), missing=(Missing("stacks", "no native frames", rank=1),),
-    )  # fmt: skip
+        rank(1, *history(811, ago=40), node="b", stack=deep),
+        missing=(Missing("stacks", "no native frames", rank=1),),
+    )
     found = Finding(
-        NOT_JOINED, ERROR, 0.95, SENTENCE,
+        NOT_JOINED,
+        ERROR,
+        0.95,
+        SENTENCE,
         (Culprit(1, "b", 4001, "its data loader waits in fetch_shard, data.py:12", "data_loader"),),
-        (0, 2, 3, 4, 5, 6, 7), evidence=("rank 1 has called 811 operations, the others 812",),
-        refuted_by=("rank 1 calls all_reduce 812",), next_steps=("see why fetch_shard waits: its storage",),
+        (0, 2, 3, 4, 5, 6, 7),
+        evidence=("rank 1 has called 811 operations, the others 812",),
+        refuted_by=("rank 1 calls all_reduce 812",),
+        next_steps=("see why fetch_shard waits: its storage",),
         stacks=(StackOf(1, "b", 4001, "culprit", deep), StackOf(0, "a", 4000, "victim", in_collective())),
-    )  # fmt: skip
+    )
     other = Finding(GROWTH, WARNING, 0.7, "rank 3 grows by 1 GB a minute")
     return Diagnosis(own, (found, other), own.missing)
 
@@ -115,9 +121,13 @@ def test_text_of_targets_cannot_drive_the_terminal() -> None:
     whole = hung()
     evil = "\x1b]0;owned\x07\n\u202e"
     bad = replace(
-        whole.findings[0], sentence=evil, evidence=(evil,), next_steps=(evil,),
-        stacks=(StackOf(1, evil, 1, "culprit", elsewhere(f"{evil} {evil}:1")),), culprits=(Culprit(1, evil, 1, evil),),
-    )  # fmt: skip
+        whole.findings[0],
+        sentence=evil,
+        evidence=(evil,),
+        next_steps=(evil,),
+        stacks=(StackOf(1, evil, 1, "culprit", elsewhere(f"{evil} {evil}:1")),),
+        culprits=(Culprit(1, evil, 1, evil),),
+    )
     text = people([replace(whole, findings=(bad,), facts=replace(whole.facts, job=evil))], 80)
     assert not set("\x1b\x07\u202e") & set(text)
 
@@ -183,16 +193,24 @@ def test_the_worst_job_comes_first_and_the_others_are_in_others() -> None:
     whole = as_object(found)
     assert (whole["job"], whole["verdict"], whole["culprits"][0]["rank"]) == ("job", "not_joined", 1)
     assert [(o["job"], o["verdict"]) for o in whole["others"]] == [
-        ("job", "memory_growth"), ("w", "memory_growth"), ("h", "healthy"),
-    ]  # fmt: skip
+        ("job", "memory_growth"),
+        ("w", "memory_growth"),
+        ("h", "healthy"),
+    ]
     assert len(flat(found)) == 4
 
 
 @pytest.mark.parametrize(
     ("verdict", "missing", "code"),
-    [(NOT_JOINED, (), 3), (UNDECIDED, (), 4), (None, (), 0), (None, (Missing("node", "node b did not answer"),), 4),
-     (None, (Missing("rule", "rule numbers failed: KeyError"),), 4), (None, (Missing("stacks", "none"),), 0)],
-)  # fmt: skip
+    [
+        (NOT_JOINED, (), 3),
+        (UNDECIDED, (), 4),
+        (None, (), 0),
+        (None, (Missing("node", "node b did not answer"),), 4),
+        (None, (Missing("rule", "rule numbers failed: KeyError"),), 4),
+        (None, (Missing("stacks", "none"),), 0),
+    ],
+)
 def test_exit_codes(verdict: Verdict | None, missing: tuple[Missing, ...], code: int) -> None:
     found = () if verdict is None else (Finding(verdict, ERROR, 0.5, "a sentence"),)
     assert exit_code([replace(healthy(), findings=found, missing=missing)]) == code
@@ -204,8 +222,14 @@ def test_a_rule_that_failed_is_said_where_nothing_is_found() -> None:
 
 
 def test_native_frames_are_few_and_have_names() -> None:
-    names = ["libc.so.6+0x85f16", "pthread_cond_wait", "std::condition_variable::wait(int)", "PyObject_Vectorcall",
-             "c10d::Work::wait(std::chrono::duration<long, std::ratio<1l, 1000l> >, and more, more, more)", "gloo::x"]
+    names = [
+        "libc.so.6+0x85f16",
+        "pthread_cond_wait",
+        "std::condition_variable::wait(int)",
+        "PyObject_Vectorcall",
+        "c10d::Work::wait(std::chrono::duration<long, std::ratio<1l, 1000l> >, and more, more, more)",
+        "gloo::x",
+    ]
     frames = [frame(f"{name} /usr/lib/libc.so.6:", native=True) for name in names]
     outer = frame("_PyEval_EvalFrameDefault /usr/bin/python3:", native=True)
     stack = thread(*frames, "all_reduce c10d.py:7", outer, "main train.py:3")
@@ -214,6 +238,10 @@ def test_native_frames_are_few_and_have_names() -> None:
     text = people([replace(whole, findings=(found,))], None)
     lines = text.partition("Stack of rank 0 (victim), main thread:\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split(" (")[0].strip()[:30] for line in lines] == [
-        "pthread_cond_wait", "std::condition_variable::wait(", "c10d::Work::wait(std::chrono::", "all_reduce", "main",
-    ]  # fmt: skip
+        "pthread_cond_wait",
+        "std::condition_variable::wait(",
+        "c10d::Work::wait(std::chrono::",
+        "all_reduce",
+        "main",
+    ]
     assert all(len(line) < 90 for line in lines)

@@ -58,10 +58,19 @@ def test_clauses(when: str, expected: bool) -> None:
 
 @pytest.mark.parametrize(
     "when",
-    ["", "rows == 0", "always | rows == 0", "step:a | nonsense", "step:a | rows = 1", "step:a | column:b",
-     "step:a | column:b | slope > 1", "step:a | column:b | max > x", "step:a | rows > 2 * {unknown}",
-     "step:a | column:b | value > __import__('os')"],
-)  # fmt: skip
+    [
+        "",
+        "rows == 0",
+        "always | rows == 0",
+        "step:a | nonsense",
+        "step:a | rows = 1",
+        "step:a | column:b",
+        "step:a | column:b | slope > 1",
+        "step:a | column:b | max > x",
+        "step:a | rows > 2 * {unknown}",
+        "step:a | column:b | value > __import__('os')",
+    ],
+)
 def test_what_is_no_rule(when: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         condition_of(when)

@@ -85,8 +85,16 @@ def test_a_long_wait_is_shown_before_there_is_a_finding() -> None:
 
 
 def test_a_plain_job_has_its_cpu_memory_and_gpu() -> None:
-    cpu = {"node": "a", "pid": 100, "start_ns": 7, "at": 1, "cpu_pct": 250.0, "rss_kb": 1000, "thread_count": 9,
-           "delay_pct": 1.5}  # fmt: skip
+    cpu = {
+        "node": "a",
+        "pid": 100,
+        "start_ns": 7,
+        "at": 1,
+        "cpu_pct": 250.0,
+        "rss_kb": 1000,
+        "thread_count": 9,
+        "delay_pct": 1.5,
+    }
     memory = {"node": "a", "pid": 100, "start_ns": 7, "rss_bytes": 77}
     rows = {"ranks": [rank(0, world=1)], "cpu": [cpu], "memory": [memory], "gpu_processes": [use(0), use(0, "H")]}
     gpus = [gpu(2, 80.0), gpu(1, 10.0), gpu(2, 40.0, uuid="H", temperature_c=70.0, gpu_util_pct=None)]

@@ -51,13 +51,38 @@ def test_every_line_fits_and_is_harmless(width: int, height: int, more: dict[str
     view = view_of(**more)
     pages = [list(page_of(view, State(filter=text), width, height).lines) for text in ("", "nobody", EVIL)]
     thread: Thread = {
-        "node": "a", "job": "j", "rank": 0, "pid": 100, "tid": 100, "thread": EVIL, "state": EVIL, "gil": None,
+        "node": "a",
+        "job": "j",
+        "rank": 0,
+        "pid": 100,
+        "tid": 100,
+        "thread": EVIL,
+        "state": EVIL,
+        "gil": None,
         "complete": False,
-        "frames": [{"func": EVIL, "file": EVIL, "lineno": 1, "frame_type": "Python", "locals": [
-            {"name": EVIL, "type": EVIL, "value": EVIL, "number": None, "reason": None}]}],
-    }  # fmt: skip
-    operation = {"ts": "2026-11-22T03:12:07Z", "comm": EVIL, "comm_name": EVIL, "comm_size": 4, "op": EVIL, "seq": 5,
-                 "bytes": 1, "duration_ns": 1, "busbw_gbps": 1.0, "state": EVIL, "error": EVIL}  # fmt: skip
+        "frames": [
+            {
+                "func": EVIL,
+                "file": EVIL,
+                "lineno": 1,
+                "frame_type": "Python",
+                "locals": [{"name": EVIL, "type": EVIL, "value": EVIL, "number": None, "reason": None}],
+            }
+        ],
+    }
+    operation = {
+        "ts": "2026-11-22T03:12:07Z",
+        "comm": EVIL,
+        "comm_name": EVIL,
+        "comm_size": 4,
+        "op": EVIL,
+        "seq": 5,
+        "bytes": 1,
+        "duration_ns": 1,
+        "busbw_gbps": 1.0,
+        "state": EVIL,
+        "error": EVIL,
+    }
     watched = {"name": EVIL, "value": EVIL, "ts": "2026-11-22T03:12:07Z"}
     key = key_of(view.ranks[0])
     facts = RankFacts(key, (thread, thread), (operation,), (watched,), EVIL, EVIL)

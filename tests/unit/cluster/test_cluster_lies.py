@@ -81,9 +81,14 @@ def test_invented_nodes_fail_and_are_bounded(world: tuple[Network, list[Node]]) 
     network, nodes = world
     lie(network, nodes[0], *(Update.of(record(f"x{i}", f"10.8.0.{i}:1", 100 + i)) for i in range(20)))
     invented = [f"x{i}" for i in range(20)]
-    assert network.run(60, lambda: all(
-        name in n.machine.view.table.entries and seen(n, name).claim is Claim.FAILED for n in nodes for name in invented
-    ))  # fmt: skip
+    assert network.run(
+        60,
+        lambda: all(
+            name in n.machine.view.table.entries and seen(n, name).claim is Claim.FAILED
+            for n in nodes
+            for name in invented
+        ),
+    )
     assert all(n.states(network.now)[o.name] == "healthy" for n in nodes for o in nodes if o is not n)
     table = nodes[0].machine.view.table
     for i in range(MAX_MEMBERS + 10):

@@ -21,9 +21,7 @@ def serialized(message: Message) -> bytes:
 
 def cluster(count: int, *, seed: int = 1, loss: float = 0.0) -> tuple[Network, list[Node]]:
     network = Network(seed, loss=loss, measure=serialized)
-    nodes = [
-        network.start(record(f"n{i}", f"10.0.0.{i}:1", i + 1), [SEED], at=i / count) for i in range(count)
-    ]
+    nodes = [network.start(record(f"n{i}", f"10.0.0.{i}:1", i + 1), [SEED], at=i / count) for i in range(count)]
     return network, nodes
 
 
@@ -108,10 +106,15 @@ def test_two_halves_fail_each_other_and_find_each_other_again() -> None:
     assert network.run(10, lambda: met(nodes))
     network.cut |= {(a.address, b.address) for a in nodes[:4] for b in nodes[4:]}
     halves = nodes[:4], nodes[4:]
-    assert network.run(20, lambda: all(
-        node.states(network.now)[other.name] == "failed" for half, rest in (halves, halves[::-1]) for node in half
-        for other in rest
-    ))  # fmt: skip
+    assert network.run(
+        20,
+        lambda: all(
+            node.states(network.now)[other.name] == "failed"
+            for half, rest in (halves, halves[::-1])
+            for node in half
+            for other in rest
+        ),
+    )
     network.cut.clear()
     assert network.run(60, lambda: agreeing(network, nodes))
 
@@ -158,9 +161,15 @@ def test_messages_of_many_large_records_stay_within_their_bound() -> None:
     labels = tuple((f"key{i}" + "k" * 20, "v" * 30) for i in range(16))
     for i in range(40):
         own = Record(
-            f"{i}" + "ü" * 200, f"10.0.0.{i}:1", WALL_S, i + 1, labels, tuple(range(2**63, 2**63 + 64)),
-            "1" * 32, "2" * 32,
-        )  # fmt: skip
+            f"{i}" + "ü" * 200,
+            f"10.0.0.{i}:1",
+            WALL_S,
+            i + 1,
+            labels,
+            tuple(range(2**63, 2**63 + 64)),
+            "1" * 32,
+            "2" * 32,
+        )
         network.start(own, [SEED])
     nodes = list(network.nodes.values())
     assert network.run(60, lambda: met(nodes))
@@ -173,9 +182,12 @@ def test_a_change_of_a_node_reaches_all() -> None:
     machine = nodes[5].machine
     own = machine.view.own
     machine.change(Record(own.name, own.address, own.incarnation, own.uid, own.labels, (7, 9)))
-    assert network.run(10, lambda: all(
-        n.machine.view.table.entries["n5"].update.record.jobs == (7, 9) for n in nodes if n is not nodes[5]
-    ))  # fmt: skip
+    assert network.run(
+        10,
+        lambda: all(
+            n.machine.view.table.entries["n5"].update.record.jobs == (7, 9) for n in nodes if n is not nodes[5]
+        ),
+    )
 
 
 def test_the_limits_are_those_that_are_configured() -> None:

@@ -58,9 +58,14 @@ class Machine:
     def loop(self, **more: Any) -> DrainLoop:
         consumer = RingConsumer(self.assemble, "process.events", identified=True)
         return DrainLoop(
-            self.log, {"collectives": self.ring}, {"collectives": consumer}, self.outbox, self.clock,
-            lost=lambda: {"collectives": 3}, **more,
-        )  # fmt: skip
+            self.log,
+            {"collectives": self.ring},
+            {"collectives": consumer},
+            self.outbox,
+            self.clock,
+            lost=lambda: {"collectives": 3},
+            **more,
+        )
 
     def push(self, *values: int) -> None:
         for value in values:
@@ -184,9 +189,7 @@ def test_records_that_cannot_be_assembled_are_a_loss_and_hold_nothing_up(machine
     assert [rows for rows, _ in machine.log.records][-1] == {"process.events": 1, "probing.losses": 1}
 
 
-def test_status_says_when_the_drain_stands_still(
-    machine: Machine, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_says_when_the_drain_stands_still(machine: Machine, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_module, "STILL_S", 0.3)
     # GIVEN a loop whose step does not end
     held, entered = threading.Event(), threading.Event()
@@ -236,9 +239,12 @@ def running(machine: Machine) -> Iterator[Callable[..., DrainLoop]]:
 
 
 def test_a_full_log_is_offered_the_same_record_ever_more_rarely(
-    machine: Machine, running: Callable[..., DrainLoop], until: Any, monkeypatch: pytest.MonkeyPatch,
+    machine: Machine,
+    running: Callable[..., DrainLoop],
+    until: Any,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     # GIVEN a log that takes nothing
     monkeypatch.setattr(drain_module, "RETRY_S", 0.001)
     machine.log.error = StoreFull("no space")
@@ -319,9 +325,7 @@ def test_a_loss_that_goes_on_while_the_log_is_full_is_one_row(machine: Machine) 
     assert losses["ts_to"].cast(pa.int64()).to_pylist() == [23, 5]
 
 
-def test_a_ring_is_looked_at_soon_when_it_fills_quickly_only(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ring_is_looked_at_soon_when_it_fills_quickly_only(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("probing.daemon.collector.drain.time.monotonic", lambda: now[0])
     loop = machine.loop()
@@ -342,13 +346,15 @@ def test_a_ring_that_is_full_has_no_other_drained(machine: Machine, monkeypatch:
     monkeypatch.setattr("probing.daemon.collector.drain.time.monotonic", lambda: 0.5)
     other = Ring("other", RingMemory(np.zeros(1, "<u8"), np.zeros(1, "<u8"), memoryview(bytearray(8)), 4), RECORD)
     loop = DrainLoop(
-        machine.log, {"collectives": machine.ring, "other": other},
+        machine.log,
+        {"collectives": machine.ring, "other": other},
         {
             "collectives": RingConsumer(machine.assemble, "process.events"),
             "other": RingConsumer(machine.assemble, "process.events", full_share=1 << 20),
         },
-        machine.outbox, machine.clock,
-    )  # fmt: skip
+        machine.outbox,
+        machine.clock,
+    )
     assert loop._due() == set()
     machine.push(*range(SIZE // SLOT // 16))
     assert loop._due() == {"collectives"}

@@ -74,9 +74,13 @@ class Collector:
         self.looks = 0
         consumer = RingConsumer(assemble, "process.events", identified=True)
         self.loop = DrainLoop(
-            self.store, {"collectives": ring}, {"collectives": consumer}, RowBuffer("n1", clock), clock,
+            self.store,
+            {"collectives": ring},
+            {"collectives": consumer},
+            RowBuffer("n1", clock),
+            clock,
             takes=self.takes if holds else None,
-        )  # fmt: skip
+        )
         self.loop.resume()
 
     def takes(self, records: Any) -> int:

@@ -79,9 +79,14 @@ def test_a_table_is_named_once() -> None:
 
 def opened(folder: Path, changes: Changes) -> Store:
     store = Store.open(
-        folder, node="n1", clock=support.clock(), limits=limits_of(Config(), changes.value), files=None,
-        tables=support.TABLES, background=False,
-    )  # fmt: skip
+        folder,
+        node="n1",
+        clock=support.clock(),
+        limits=limits_of(Config(), changes.value),
+        files=None,
+        tables=support.TABLES,
+        background=False,
+    )
     changes.listeners.append(lambda: store.set_limits(limits_of(Config(), changes.value)))
     return store
 

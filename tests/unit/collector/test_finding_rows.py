@@ -13,10 +13,20 @@ from probing.daemon.collector.finding_rows import FindingRows
 from probing.daemon.source import Loss
 
 ROW = {
-    "job": "j", "run": "r", "finding_id": "f", "verdict": "not_joined", "severity": "error", "state": "open",
-    "confidence": 0.9, "sentence": "rank 1 holds up 1 rank", "ranks": "1", "evidence": '["e"]', "since": 5,
-    "opened": 7, "closed": None,
-}  # fmt: skip
+    "job": "j",
+    "run": "r",
+    "finding_id": "f",
+    "verdict": "not_joined",
+    "severity": "error",
+    "state": "open",
+    "confidence": 0.9,
+    "sentence": "rank 1 holds up 1 rank",
+    "ranks": "1",
+    "evidence": '["e"]',
+    "since": 5,
+    "opened": 7,
+    "closed": None,
+}
 
 
 class _Sink:
@@ -43,8 +53,13 @@ def put(rows: object) -> list[dict[str, Any]]:
 def test_a_finding_is_a_row_of_its_node() -> None:
     (row,) = put([ROW])
     assert {name: row[name] for name in ("node", "job", "verdict", "confidence", "ranks", "closed")} == {
-        "node": "n1", "job": "j", "verdict": "not_joined", "confidence": 0.9, "ranks": "1", "closed": None,
-    }  # fmt: skip
+        "node": "n1",
+        "job": "j",
+        "verdict": "not_joined",
+        "confidence": 0.9,
+        "ranks": "1",
+        "closed": None,
+    }
     assert [row[name] for name in ("ts", "since", "opened")] == [11, 5, 7]
 
 

@@ -45,7 +45,10 @@ def test_old_operations_are_left_out_first() -> None:
 def test_whatever_is_too_large_fits_in_the_end() -> None:
     frames = stack(1, 64).frames
     rank = Rank(
-        0, "n0", 1, 1,
+        0,
+        "n0",
+        1,
+        1,
         open=tuple(replace(one, t_done_ns=None) for one in operations("0", 64)),
         done=tuple(one for n in range(256) for one in operations(f"group {n}", 64)),
         threads=(stack(1, 64, main=True), *(stack(n, 64) for n in range(2, 17))),
@@ -53,7 +56,7 @@ def test_whatever_is_too_large_fits_in_the_end() -> None:
         samples=tuple(Sample(frames, 0.1, on_cpu=True) for _ in range(6)),
         series=tuple(Series(f"name {n}", tuple(range(128)), (0.5,) * 128) for n in range(8)),
         logs=("x" * 300,) * 5,
-    )  # fmt: skip
+    )
     found, missing = fitted(rank)
     assert size_of(found) <= RANK_BYTES
     assert found.threads[0].main

@@ -16,9 +16,15 @@ from probing.diagnosis.hardware_facts import Disk, FileSystem, Gpu, Hardware, Ha
 S = 1_000_000_000
 NOW = 1_700_000_000 * S
 TABLES = (
-    "gpu.utilization", "gpu.events", "gpu.processes", "process.kmsg", "rdma.ports", "net.tcp", "host.disk",
+    "gpu.utilization",
+    "gpu.events",
+    "gpu.processes",
+    "process.kmsg",
+    "rdma.ports",
+    "net.tcp",
+    "host.disk",
     "host.file_systems",
-)  # fmt: skip
+)
 RANKS = {Key(100, 7): 0, Key(101, 8): 1}
 ONE, OTHER = {"job": "j", "pid": 100, "start_ns": 7}, {"job": "j", "pid": 101, "start_ns": 8}
 Stored = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -49,21 +55,43 @@ def test_gpus_have_their_readings_their_state_and_the_ranks_that_use_them() -> N
         {
             "gpu.utilization": [
                 reading(0, 2, gpu_util_pct=80.0, sm_clock_mhz=1000, power_capped_ns=S // 2, hw_thermal_ns=S // 4),
-                reading(0, 1, gpu_util_pct=90.0, sm_clock_mhz=1200, power_capped_ns=0, sw_thermal_ns=S // 4,
-                        temperature_c=88.0, recovery_action="none", total_bytes=80),
+                reading(
+                    0,
+                    1,
+                    gpu_util_pct=90.0,
+                    sm_clock_mhz=1200,
+                    power_capped_ns=0,
+                    sw_thermal_ns=S // 4,
+                    temperature_c=88.0,
+                    recovery_action="none",
+                    total_bytes=80,
+                ),
                 reading(0, 90, gpu_util_pct=0.0, sm_clock_mhz=9),
                 reading(0, 1, mig=0, gpu_util_pct=None, sm_clock_mhz=9),
             ],
-            "gpu.processes": [{**ONE, "device_id": 0}, {**OTHER, "device_id": 0},
-                              {**OTHER, "job": "k", "device_id": 1}],
+            "gpu.processes": [
+                {**ONE, "device_id": 0},
+                {**OTHER, "device_id": 0},
+                {**OTHER, "job": "k", "device_id": 1},
+            ],
         },
-        {"gpu.devices": [
-            {"device_id": 0, "mig": None, "state": "ok", "reason": None, "max_sm_clock_mhz": 1980, "pcie_width": 8,
-             "pcie_width_max": 16, "bus_id": "0000:17:00.0"},
-            {"device_id": 1, "mig": None, "state": "lost", "reason": "GPU is lost", "name": "H100", "bus_id": None},
-            {"device_id": 0, "mig": 0, "state": "gone", "bus_id": None},
-        ]},
-    )  # fmt: skip
+        {
+            "gpu.devices": [
+                {
+                    "device_id": 0,
+                    "mig": None,
+                    "state": "ok",
+                    "reason": None,
+                    "max_sm_clock_mhz": 1980,
+                    "pcie_width": 8,
+                    "pcie_width_max": 16,
+                    "bus_id": "0000:17:00.0",
+                },
+                {"device_id": 1, "mig": None, "state": "lost", "reason": "GPU is lost", "name": "H100", "bus_id": None},
+                {"device_id": 0, "mig": 0, "state": "gone", "bus_id": None},
+            ]
+        },
+    )
     assert hardware.gpus == (
         Gpu(0, (0, 1), "H100", "ok", None, pytest.approx(0.85), 1100.0, 1980, 88.0, 0.25, 0.25, 0.0, None, None, None,  # type: ignore[arg-type]
             None, "none", 8, 16, 80),
@@ -76,18 +104,23 @@ def test_events_are_counted_and_those_of_the_kernel_get_the_number_of_their_gpu(
     xid = {"event": "xid", "xid": 79, "device_id": 3, "detail": "Xid 79"}
     hardware = found(
         {
-            "gpu.events": [{**xid, "ts": NOW - 30 * S}, {**xid, "ts": NOW - 20 * S}, {"event": "pstate"},
-                           {**xid, "ts": NOW - 4000 * S}],
+            "gpu.events": [
+                {**xid, "ts": NOW - 30 * S},
+                {**xid, "ts": NOW - 20 * S},
+                {"event": "pstate"},
+                {**xid, "ts": NOW - 4000 * S},
+            ],
             "process.kmsg": [
                 {"kind": "xid", "device": "0000:17:00", "code": 79, "message": "NVRM: Xid"},
                 {"kind": "xid", "device": "0000:17:00", "code": 48, "message": "NVRM: Xid", "pid": 100},
                 {"kind": "memory_error", "device": "MC0", "code": 1},
                 {"kind": "memory_error", "device": "MC0", "code": 2},
-                {"kind": "other"}, {"kind": "oom_kill"},
+                {"kind": "other"},
+                {"kind": "oom_kill"},
             ],
         },
         {"gpu.devices": [device]},
-    )  # fmt: skip
+    )
     assert hardware.events[0] == HardwareEvent("gpu", "xid", NOW - 30 * S, NOW - 20 * S, 2, "Xid 79", 3, None, 79)
     kernel = {(one.kind, one.code): one for one in hardware.events[1:]}
     assert kernel.keys() == {("xid", 48), ("memory_error", None)}
@@ -101,23 +134,53 @@ def test_ports_paths_disks_and_file_systems() -> None:
     hardware = found(
         {
             "rdma.ports": [{**port, "symbol_error_new": 23}, {**port, "symbol_error_new": 5, "link_downed_new": 0}],
-            "net.tcp": [{**tcp, "retrans": 7}, {**tcp, "retrans": 23, "longest_timeouts": 0},
-                        {**tcp, "role": "launcher"}, {**tcp, "peer_address": None}],
-            "host.disk": [{"scope": "device", "device": "sda", "busy_ns": S, "wall_ns": 2 * S, "reads": 0, "read_ns": 0,
-                           "writes": 4, "write_ns": 8 * S, "in_flight": 3}, {"scope": "process", **ONE, "wall_ns": S}],
+            "net.tcp": [
+                {**tcp, "retrans": 7},
+                {**tcp, "retrans": 23, "longest_timeouts": 0},
+                {**tcp, "role": "launcher"},
+                {**tcp, "peer_address": None},
+            ],
+            "host.disk": [
+                {
+                    "scope": "device",
+                    "device": "sda",
+                    "busy_ns": S,
+                    "wall_ns": 2 * S,
+                    "reads": 0,
+                    "read_ns": 0,
+                    "writes": 4,
+                    "write_ns": 8 * S,
+                    "in_flight": 3,
+                },
+                {"scope": "process", **ONE, "wall_ns": S},
+            ],
             "host.file_systems": [
-                {"scope": "node", "mount_point": "/", "fs_type": "ext4", "used_bytes": 30, "available_bytes": 10,
-                 "answers": True, "read_only": False},
-                {"scope": "process", **OTHER, "mount_point": "/dev/shm", "fs_type": "tmpfs", "used_bytes": 9,
-                 "available_bytes": 0},
+                {
+                    "scope": "node",
+                    "mount_point": "/",
+                    "fs_type": "ext4",
+                    "used_bytes": 30,
+                    "available_bytes": 10,
+                    "answers": True,
+                    "read_only": False,
+                },
+                {
+                    "scope": "process",
+                    **OTHER,
+                    "mount_point": "/dev/shm",
+                    "fs_type": "tmpfs",
+                    "used_bytes": 9,
+                    "available_bytes": 0,
+                },
                 {"scope": "process", **OTHER, "job": "k", "mount_point": "/dev/shm"},
             ],
         },
         {"rdma.qps": [{**ONE, "hca": "mlx5_0", "port": 1}, {**ONE, "pid": None, "hca": "mlx5_0", "port": 1}]},
-    )  # fmt: skip
+    )
     assert hardware.ports == (NetworkPort("mlx5_0", 1, (0,), None, "ACTIVE", "LinkUp", (("symbol_error", 28),), 10.0),)
     assert hardware.paths == (NetworkPath(1, "10.0.0.2", 2000, 30, 0, 90_000, False),)
     assert hardware.disks == (Disk("sda", 0.5, None, 2e9, 3),)
     assert set(hardware.file_systems) == {
-        FileSystem("/", "ext4", None, 0.75, 10, True, False), FileSystem("/dev/shm", "tmpfs", 1, 1.0, 0, None, None),
-    }  # fmt: skip
+        FileSystem("/", "ext4", None, 0.75, 10, True, False),
+        FileSystem("/dev/shm", "tmpfs", 1, 1.0, 0, None, None),
+    }

@@ -18,9 +18,7 @@ C10D = "/torch/distributed/distributed_c10d.py"
 def frame(
     func: str, file: str = "/a/train.py", line: int | None = 3, kind: str = "Python", **values: str
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "func": func, "file": file, "lineno": line, "frame_type": kind, "ip": 1, "entry": False
-    }  # fmt: skip
+    found: dict[str, Any] = {"func": func, "file": file, "lineno": line, "frame_type": kind, "ip": 1, "entry": False}
     if values:
         found["locals"] = [
             {"name": n, "type": "t", "value": v, "number": None, "reason": ""} for n, v in values.items()
@@ -41,9 +39,11 @@ def dump(*threads: tuple[int, list[dict[str, Any]]]) -> list[ProcessStacks]:
 
 
 def threads(
-    first: list[ProcessStacks], second: list[ProcessStacks] | None = None, deeper: list[ProcessStacks] | None = None,
+    first: list[ProcessStacks],
+    second: list[ProcessStacks] | None = None,
+    deeper: list[ProcessStacks] | None = None,
     **more: Any,
-) -> tuple[Thread, ...]:  # fmt: skip
+) -> tuple[Thread, ...]:
     waits = {KEY: more.get("waits", ())}
     return threads_of_processes(first, second or [], deeper or [], waits, {KEY: more.get("innermost")})[KEY]
 

@@ -78,8 +78,10 @@ def test_a_job_has_its_live_rows_and_conditions() -> None:
     assert rank.condition is not None
     assert rank.condition.cpu_ns == 10
     # Both readings failed, and the failure is named once.
-    assert [one.text for one in facts.missing] == ["no stacks of job j: it does not answer",
-                                                   "no native stacks of job j: it does not answer"]  # fmt: skip
+    assert [one.text for one in facts.missing] == [
+        "no stacks of job j: it does not answer",
+        "no native stacks of job j: it does not answer",
+    ]
 
 
 def test_helpers_are_listed_with_their_trainer() -> None:
@@ -123,8 +125,9 @@ def test_answers_that_make_no_sense_are_named() -> None:
     node.broken = True
     [facts] = gatherer(node).facts("j", timeout=20.0)
     assert [one.text for one in facts.missing if "sense" in one.text] == [
-        "the conditions make no sense: KeyError", "the stacks make no sense: KeyError",
-    ]  # fmt: skip
+        "the conditions make no sense: KeyError",
+        "the stacks make no sense: KeyError",
+    ]
 
 
 def test_jobs_and_runs_that_are_not_there() -> None:

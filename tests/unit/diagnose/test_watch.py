@@ -149,9 +149,9 @@ def test_a_culprit_that_was_not_seen_twice_in_one_place_needs_a_second_look(movi
 
 def test_a_rank_that_fails_is_looked_at_in_a_second() -> None:
     died = finding("rank_died", 1, group="death")
-    scene = Scene(
-        Job(begins=10, ends={1: (30, 9), 0: (31, 15)}, finds=lambda now, _: [died] if now > 30 else [])
-    ).run(50)
+    scene = Scene(Job(begins=10, ends={1: (30, 9), 0: (31, 15)}, finds=lambda now, _: [died] if now > 30 else [])).run(
+        50
+    )
     (_, state, opened), (_, closed, _) = scene.states()
     assert (state, closed) == ("open", "closed")
     assert opened < 32.5

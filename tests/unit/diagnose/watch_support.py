@@ -91,12 +91,20 @@ class Job:
         for rank in range(self.ranks if now >= self.begins else 0):
             ended, signal = self.ends.get(rank, (1e9, None))
             yield {
-                "ts": _utc(now), "job": self.name, "run": self.run, "pid": 100 + rank, "rank": rank,
-                "world_size": self.ranks, "comm": None if newest is None else "c", "calls": self._calls(newest),
-                "last_call": None if newest is None else _utc(newest) + self.shake(now), "last_done": None,
+                "ts": _utc(now),
+                "job": self.name,
+                "run": self.run,
+                "pid": 100 + rank,
+                "rank": rank,
+                "world_size": self.ranks,
+                "comm": None if newest is None else "c",
+                "calls": self._calls(newest),
+                "last_call": None if newest is None else _utc(newest) + self.shake(now),
+                "last_done": None,
                 "longest_gap_ns": None if self.gap is None else round(self.gap * SECOND),
-                "ended": _utc(ended) if ended <= now else None, "signal": signal if ended <= now else None,
-            }  # fmt: skip
+                "ended": _utc(ended) if ended <= now else None,
+                "signal": signal if ended <= now else None,
+            }
 
 
 class _Rule:
@@ -130,9 +138,16 @@ class Scene:
         self.shared: list[Mapping[str, Any]] = []
         clocks = Clocks(lambda: self.now, lambda: _utc(self.now))
         self.watch = JobWatch(
-            "n1", DiagnoseConfig(**config), self, self, self.hooked.append, self, rules=(_Rule(self),), clocks=clocks,
+            "n1",
+            DiagnoseConfig(**config),
+            self,
+            self,
+            self.hooked.append,
+            self,
+            rules=(_Rule(self),),
+            clocks=clocks,
             run=self.begin,
-        )  # fmt: skip
+        )
 
     def run(self, until: float) -> Scene:
         while self.now < until:

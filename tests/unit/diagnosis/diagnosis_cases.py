@@ -32,9 +32,14 @@ def ago(seconds: float) -> int:
 
 
 def op(
-    seq: int | None, name: str | None = "all_reduce", *, ago: float, took: float | None = None, comm: str = WORLD,
+    seq: int | None,
+    name: str | None = "all_reduce",
+    *,
+    ago: float,
+    took: float | None = None,
+    comm: str = WORLD,
     **fields: Any,
-) -> Operation:  # fmt: skip
+) -> Operation:
     """Returns an operation called ``ago`` seconds before NOW; open unless it ``took`` a time, s."""
     called = NOW - round(ago * 1e9)
     done = None if took is None else called + round(took * 1e9)
@@ -119,9 +124,12 @@ def comm(name: str, ranks: Iterable[int], **fields: Any) -> Communicator:
 
 
 def facts(
-    *ranks: Rank, comms: Sequence[Communicator] | None = None, nodes: Sequence[NodeFacts] | None = None,
-    processes: Sequence[Process] = (), **fields: Any,
-) -> Facts:  # fmt: skip
+    *ranks: Rank,
+    comms: Sequence[Communicator] | None = None,
+    nodes: Sequence[NodeFacts] | None = None,
+    processes: Sequence[Process] = (),
+    **fields: Any,
+) -> Facts:
     """Returns the facts of ``ranks``: W is 10 s; without ``comms`` all communicators that they use span all of them."""
     world = [r.rank for r in ranks]
     if comms is None:
@@ -152,10 +160,11 @@ def shifted(one: Rank, seconds: float) -> Rank:
 
     return replace(
         one,
-        open=tuple(map(moved, one.open)), done=tuple(map(moved, one.done)),
+        open=tuple(map(moved, one.open)),
+        done=tuple(map(moved, one.done)),
         progress=progress([*map(moved, one.open), *map(moved, one.done)]),
         seen_from_ns=None if one.seen_from_ns is None else one.seen_from_ns + by,
         threads=tuple(t if t.since_ns is None else replace(t, since_ns=t.since_ns + by) for t in one.threads),
         steps=tuple(replace(s, t_start_ns=s.t_start_ns + by) for s in one.steps),
         exit=None if one.exit is None else replace(one.exit, ts_ns=one.exit.ts_ns + by),
-    )  # fmt: skip
+    )

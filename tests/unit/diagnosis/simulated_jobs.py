@@ -124,9 +124,11 @@ def _outcome(
 
 
 def _truth(
-    job: Job, states: Sequence[_State], logs: Sequence[Sequence[tuple[Call, int, int, int | None]]],
+    job: Job,
+    states: Sequence[_State],
+    logs: Sequence[Sequence[tuple[Call, int, int, int | None]]],
     waiting: frozenset[int],
-) -> frozenset[int]:  # fmt: skip
+) -> frozenset[int]:
     """The ranks outside of all operations that a waiting rank's operation lacks."""
     found = set()
     for rank in waiting:
@@ -177,9 +179,12 @@ def _with(rank: Rank, kept: list[Operation], stackless: bool) -> Rank:
     lost = len(rank.done) + len(rank.open) - len(kept)
     return replace(
         rank,
-        open=tuple(o for o in kept if o.t_done_ns is None), done=tuple(o for o in kept if o.t_done_ns is not None),
-        progress=cases.progress(kept), lost=lost, threads=() if stackless else rank.threads,
-    )  # fmt: skip
+        open=tuple(o for o in kept if o.t_done_ns is None),
+        done=tuple(o for o in kept if o.t_done_ns is not None),
+        progress=cases.progress(kept),
+        lost=lost,
+        threads=() if stackless else rank.threads,
+    )
 
 
 def _ahead(node: NodeFacts, blindness: Blindness) -> NodeFacts:

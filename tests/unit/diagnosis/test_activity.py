@@ -434,16 +434,38 @@ FRAMES = st.builds(
 )
 NUMBERS = st.none() | st.integers(-(10**20), 10**20)
 CONDITIONS = st.builds(
-    Condition, st.none() | st.sampled_from("RSDTtZ"), wchan=TEXTS, syscall=st.none() | TEXTS, target=st.none() | TEXTS,
-    target_kind=st.none() | st.sampled_from(["file", "pipe", "fifo", "socket", "child"]), target_fd=NUMBERS,
-    asleep_since_ns=NUMBERS, tracer_pid=NUMBERS, frozen=st.none() | st.booleans(), shm_used_bytes=NUMBERS,
-    shm_size_bytes=NUMBERS, swap_bytes=NUMBERS, interval_ns=NUMBERS, cpu_ns=NUMBERS, run_delay_ns=NUMBERS,
-    read_bytes=NUMBERS, switches=NUMBERS, major_faults=NUMBERS, throttled_ns=NUMBERS,
-)  # fmt: skip
+    Condition,
+    st.none() | st.sampled_from("RSDTtZ"),
+    wchan=TEXTS,
+    syscall=st.none() | TEXTS,
+    target=st.none() | TEXTS,
+    target_kind=st.none() | st.sampled_from(["file", "pipe", "fifo", "socket", "child"]),
+    target_fd=NUMBERS,
+    asleep_since_ns=NUMBERS,
+    tracer_pid=NUMBERS,
+    frozen=st.none() | st.booleans(),
+    shm_used_bytes=NUMBERS,
+    shm_size_bytes=NUMBERS,
+    swap_bytes=NUMBERS,
+    interval_ns=NUMBERS,
+    cpu_ns=NUMBERS,
+    run_delay_ns=NUMBERS,
+    read_bytes=NUMBERS,
+    switches=NUMBERS,
+    major_faults=NUMBERS,
+    throttled_ns=NUMBERS,
+)
 THREADS = st.builds(
-    Thread, st.integers(1, 9), TEXTS, st.booleans(), st.none() | TEXTS, st.none() | st.booleans(),
-    st.lists(FRAMES, max_size=6).map(tuple), NUMBERS, st.none() | st.booleans(),
-)  # fmt: skip
+    Thread,
+    st.integers(1, 9),
+    TEXTS,
+    st.booleans(),
+    st.none() | TEXTS,
+    st.none() | st.booleans(),
+    st.lists(FRAMES, max_size=6).map(tuple),
+    NUMBERS,
+    st.none() | st.booleans(),
+)
 STACKS = st.lists(THREADS, max_size=3).map(tuple)
 EXITS = st.none() | st.builds(Exit, st.just(NOW), NUMBERS, NUMBERS)
 HELPERS = st.builds(

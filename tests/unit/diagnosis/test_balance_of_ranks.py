@@ -86,7 +86,7 @@ _NS = st.integers(0, 2**62)
         st.tuples(st.integers(0, 5), _NS, st.none() | _NS, st.none() | st.floats(0, 1), st.integers(0, 9)), max_size=8
     ),
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 99), _NS, _NS), max_size=20),
-)  # fmt: skip
+)
 def test_shares_of_any_times_lie_between_0_and_1(
     times: list[tuple[int, int, int | None, float | None, int]], pairs: list[tuple[int, int, int, int, int]]
 ) -> None:

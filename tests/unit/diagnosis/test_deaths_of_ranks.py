@@ -20,9 +20,14 @@ CLOSED = "[rank0]: RuntimeError: [../gloo/pair.cc:525] Connection closed by peer
 
 
 def ended(
-    number: int, seconds: float, *ops: Operation, code: int | None = None, by: int | None = None, oom: bool = False,
+    number: int,
+    seconds: float,
+    *ops: Operation,
+    code: int | None = None,
+    by: int | None = None,
+    oom: bool = False,
     **fields: Any,
-) -> Rank:  # fmt: skip
+) -> Rank:
     """Returns a rank that ended so many seconds ago."""
     return rank(number, *ops, state="exited", exit=Exit(ago(seconds), code, by, oom), **fields)
 
@@ -107,9 +112,11 @@ def test_with_lost_operations_being_behind_shows_nothing_and_confidence_sinks() 
 def test_a_launcher_that_ends_all_after_one_failed() -> None:
     launcher = Process("a", 7, 7, "launcher", "exited", Exit(ago(18), 1))
     made = facts(
-        ended(0, 19.0, *broken(), by=TERM), ended(1, 20, code=3), ended(2, 19.0, by=TERM),
+        ended(0, 19.0, *broken(), by=TERM),
+        ended(1, 20, code=3),
+        ended(2, 19.0, by=TERM),
         processes=(launcher,),
-    )  # fmt: skip
+    )
     finding = the(made)
     assert finding.sentence == "rank 1 (node a, pid 4001) exited with code 3; ranks 0, 2 ended after it"
     assert "the launcher (node a, pid 7) exited with code 1" in finding.evidence
@@ -178,8 +185,10 @@ def test_a_lost_data_loader_worker() -> None:
 
 def test_ranks_that_died_waiting_for_one_that_lives() -> None:
     timeout = ("RuntimeError: [unbound_buffer.cc:84] Timed out waiting 1800000ms for recv operation to complete",)
-    made = facts(*(ended(n, 20, *broken(), code=1, logs=timeout) for n in (0, 2)),
-                 rank(1, *history(8, ago=1900), stack=elsewhere()))  # fmt: skip
+    made = facts(
+        *(ended(n, 20, *broken(), code=1, logs=timeout) for n in (0, 2)),
+        rank(1, *history(8, ago=1900), stack=elsewhere()),
+    )
     finding = the(made)
     assert [c.rank for c in finding.culprits] == [1]
     assert finding.victims == (0, 2)

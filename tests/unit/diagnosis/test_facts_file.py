@@ -56,11 +56,19 @@ RANK = Rank(
     env=(("WORLD_SIZE", "2"),),
 )
 FACTS = Facts(
-    "job", "0-abcdef", 2, 10.0, 99, (NodeFacts("b", 99, 1, 2, -3, 4),), (RANK,),
+    "job",
+    "0-abcdef",
+    2,
+    10.0,
+    99,
+    (NodeFacts("b", 99, 1, 2, -3, 4),),
+    (RANK,),
     (Communicator("0", "default_pg", "gloo", 2, (Member(0, 0), Member(1, 1)), "world", aborted=False),),
-    (Process("b", 4000, 1, "launcher", "S"),), (Missing("node", "node c did not answer", node="c"),), 5,
+    (Process("b", 4000, 1, "launcher", "S"),),
+    (Missing("node", "node c did not answer", node="c"),),
+    5,
     ((1, 2), (3, 4)),
-)  # fmt: skip
+)
 
 
 def test_facts_survive_json() -> None:
@@ -75,9 +83,15 @@ def test_a_value_that_is_no_number_survives_in_a_series() -> None:
 
 def test_fields_with_defaults_take_no_room() -> None:
     assert json.loads(to_json(Facts("j", "r", None, 10.0, 0, (), ()))) == {
-        "job": "j", "run": "r", "world_size": None, "stall_s": 10.0, "taken_ns": 0, "nodes": [], "ranks": [],
+        "job": "j",
+        "run": "r",
+        "world_size": None,
+        "stall_s": 10.0,
+        "taken_ns": 0,
+        "nodes": [],
+        "ranks": [],
         "version": VERSION,
-    }  # fmt: skip
+    }
 
 
 def test_text_that_is_no_unicode_is_replaced() -> None:

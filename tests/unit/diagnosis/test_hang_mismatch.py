@@ -87,8 +87,13 @@ def test_a_rank_whose_type_is_not_known_is_not_named() -> None:
 
 def test_roots_that_differ_name_the_smaller_part() -> None:
     # On gloo rank 2 has ended the broadcast of root 0 and waits in the next call.
-    ended = rank(2, *history(6, ago=40), op(7, "broadcast", ago=39, took=0.1, root=0), op(8, "barrier", ago=38.8),
-                 stack=in_collective("barrier"))  # fmt: skip
+    ended = rank(
+        2,
+        *history(6, ago=40),
+        op(7, "broadcast", ago=39, took=0.1, root=0),
+        op(8, "barrier", ago=38.8),
+        stack=in_collective("barrier"),
+    )
     assert summary(at(0, "broadcast", root=0), at(1, "broadcast", root=1), ended) == ("root_mismatch", [1])
 
 
@@ -103,8 +108,13 @@ def test_some_collectives_may_have_any_size(name: str) -> None:
 
 def test_a_size_that_made_a_rank_abort_is_the_cause_of_its_death() -> None:
     # gloo ends a rank that receives more than it expects: not the one that sends too much.
-    aborted = rank(0, *history(6, ago=40), op(7, ago=39, took=0.01, state="abandoned"), state="exited",
-                   exit=Exit(ago(38.9), signal=6))  # fmt: skip
+    aborted = rank(
+        0,
+        *history(6, ago=40),
+        op(7, ago=39, took=0.01, state="abandoned"),
+        state="exited",
+        exit=Exit(ago(38.9), signal=6),
+    )
     failed = op(7, ago=39, took=0.02, state="failed", error="Connection reset by peer")
     odd = op(7, ago=39, took=0.02, state="failed", error="Connection reset by peer", count=20)
     found = facts(aborted, rank(1, *history(6, ago=40), odd), rank(2, *history(6, ago=40), failed))

@@ -51,9 +51,15 @@ def test_several_culprits_are_found_exactly_and_none_of_them_waits(job: Job) -> 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    jobs(stuck=2), st.integers(0, 10**6), st.sampled_from([0.0, 0.2]), st.sampled_from([0.0, 0.05, 5.0, -5.0]),
-    st.booleans(), st.sets(st.integers(0, 8)), st.booleans(), st.booleans(),
-)  # fmt: skip
+    jobs(stuck=2),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 0.2]),
+    st.sampled_from([0.0, 0.05, 5.0, -5.0]),
+    st.booleans(),
+    st.sets(st.integers(0, 8)),
+    st.booleans(),
+    st.booleans(),
+)
 def test_with_losses_clocks_and_missing_witnesses_no_other_rank_is_named(
     job: Job, seed: int, dropped: float, ahead_s: float, hide: bool, stackless: set[int], late: bool, timeless: bool
 ) -> None:
@@ -139,13 +145,17 @@ def test_a_job_that_runs_to_its_end_has_no_finding(job: Job) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_finding_keeps_its_name_while_the_situation_lasts(seed: int) -> None:
-    job = Job([(0, 1, 2, 3), (0, 1), (2, 3)], [[Call(0, "barrier"), Call(1 + rank // 2, "all_reduce"),
-              Call(0, "all_reduce")] * 3 for rank in range(4)], {seed % 4: 4})  # fmt: skip
+    job = Job(
+        [(0, 1, 2, 3), (0, 1), (2, 3)],
+        [[Call(0, "barrier"), Call(1 + rank // 2, "all_reduce"), Call(0, "all_reduce")] * 3 for rank in range(4)],
+        {seed % 4: 4},
+    )
     facts = simulated(job).facts
     later = replace(
-        facts, taken_ns=facts.taken_ns + 60 * 10**9,
+        facts,
+        taken_ns=facts.taken_ns + 60 * 10**9,
         nodes=tuple(replace(node, taken_ns=node.taken_ns + 60 * 10**9) for node in facts.nodes),
-    )  # fmt: skip
+    )
     first, second = errors(facts), errors(later)
     assert [(f.verdict.id, f.about, f.culprits) for f in first] == [(f.verdict.id, f.about, f.culprits) for f in second]
 

@@ -21,7 +21,7 @@ from diagnosis_cases import (
     progress,
     rank,
     thread,
-)  # fmt: skip
+)
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Condition, Exit, Facts, Missing, Operation, Rank, Step
@@ -132,8 +132,9 @@ def test_an_operation_that_is_not_awaited_does_not_excuse() -> None:
     comms = [comm("0", (0, 1)), comm("x", (0, 1))]
     native = (frame("clock_nanosleep", native=True), frame("sleep data.py:3"))
     apart = rank(1, op(7, ago=39, async_op=True), stack=thread(*native))
-    found = facts(rank(0, op(7, ago=39, async_op=True), op(3, ago=38, comm="x"), stack=in_collective()), apart,
-                  comms=comms)  # fmt: skip
+    found = facts(
+        rank(0, op(7, ago=39, async_op=True), op(3, ago=38, comm="x"), stack=in_collective()), apart, comms=comms
+    )
     assert summary(found) == ("not_joined", [1], (0,))
 
 
@@ -161,8 +162,10 @@ def test_a_late_daemon_names_the_rank_outside_by_stacks() -> None:
 
 def test_a_late_daemon_knows_since_when_a_thread_sleeps() -> None:
     asleep = Condition(asleep_since_ns=ago(25), syscall="futex")
-    ranks = [rank(0, stack=in_collective(), condition=asleep, seen_from_ns=ago(1)),
-             rank(1, stack=elsewhere(), condition=Condition(asleep_since_ns=ago(26)), seen_from_ns=ago(1))]  # fmt: skip
+    ranks = [
+        rank(0, stack=in_collective(), condition=asleep, seen_from_ns=ago(1)),
+        rank(1, stack=elsewhere(), condition=Condition(asleep_since_ns=ago(26)), seen_from_ns=ago(1)),
+    ]
     assert summary(facts(*ranks, nodes=[node("a", watching_since_ns=ago(1))])) == ("not_joined", [1], (0,))
 
 
@@ -171,8 +174,10 @@ def test_a_late_daemon_names_a_rank_that_wakes_up_now_and_then() -> None:
     def found(waits_since: float, awake_ago: float, *ops: Operation) -> Facts:
         waiter = Condition(asleep_since_ns=ago(waits_since), syscall="futex")
         loader = Condition(asleep_since_ns=ago(awake_ago), syscall="poll")
-        ranks = [rank(0, *ops, stack=in_collective(), condition=waiter, seen_from_ns=ago(2)),
-                 rank(1, stack=elsewhere(), condition=loader, seen_from_ns=ago(2))]  # fmt: skip
+        ranks = [
+            rank(0, *ops, stack=in_collective(), condition=waiter, seen_from_ns=ago(2)),
+            rank(1, stack=elsewhere(), condition=loader, seen_from_ns=ago(2)),
+        ]
         return facts(*ranks, nodes=[node("a", watching_since_ns=ago(2))])
 
     assert summary(found(25, 3)) == ("not_joined", [1], (0,))
@@ -256,10 +261,20 @@ def test_an_error_of_the_communicator_is_evidence() -> None:
 
 def test_two_groups_in_opposite_order_are_a_deadlock() -> None:
     comms = [comm("tp", (0, 1)), comm("dp", (0, 1))]
-    first = rank(0, *history(4, ago=40, comm="tp"), *history(8, ago=40, comm="dp"), op(5, ago=39, comm="tp"),
-                 stack=in_collective())  # fmt: skip
-    other = rank(1, *history(4, ago=40, comm="tp"), *history(8, ago=40, comm="dp"), op(9, ago=38, comm="dp"),
-                 stack=in_collective())  # fmt: skip
+    first = rank(
+        0,
+        *history(4, ago=40, comm="tp"),
+        *history(8, ago=40, comm="dp"),
+        op(5, ago=39, comm="tp"),
+        stack=in_collective(),
+    )
+    other = rank(
+        1,
+        *history(4, ago=40, comm="tp"),
+        *history(8, ago=40, comm="dp"),
+        op(9, ago=38, comm="dp"),
+        stack=in_collective(),
+    )
     finding = only(facts(first, other, comms=comms))
     assert (finding.verdict.id, [c.rank for c in finding.culprits]) == ("deadlock", [0, 1])
     assert finding.evidence == (
@@ -358,8 +373,10 @@ def test_a_world_size_that_no_job_has_is_not_believed() -> None:
     assert (finding.verdict.id, [c.rank for c in finding.culprits]) == ("init_stuck", [1])
     large = comm("0", range(2), size=2**63)
     assert summary(facts(waiting(0), rank(1, stack=elsewhere()), world_size=2**63, comms=[large])) == (
-        "not_joined", [1], (0,),
-    )  # fmt: skip
+        "not_joined",
+        [1],
+        (0,),
+    )
 
 
 def test_ranks_that_start_up_one_after_another_are_let_be() -> None:

@@ -12,15 +12,23 @@ from probing.diagnosis.stack_calls import StackCall, native_wait, python_wait
 from probing.diagnosis.waits import Wait, wait_of
 
 GLOO = (
-    "pthread_cond_wait", "gloo::transport::tcp::UnboundBuffer::waitRecv(int*, std::chrono::duration)",
-    "gloo::(anonymous namespace)::ring(gloo::AllreduceOptionsImpl const&)", "gloo::allreduce(gloo::Opts const&)",
-)  # fmt: skip
-WORK = ("pthread_cond_wait", "std::condition_variable::wait(std::unique_lock<std::mutex>&)",
-        "c10d::Work::wait(std::chrono::duration<long>)")  # fmt: skip
-DDP = ("pthread_cond_wait", "std::condition_variable::wait(std::unique_lock<std::mutex>&)",
-       "c10d::Reducer::finalize_backward()",
-       "std::_Function_handler<void (), c10d::Reducer::mark_variable_ready(unsigned long)::{lambda()#1}>::_M_invoke(x)",
-       "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)")  # fmt: skip
+    "pthread_cond_wait",
+    "gloo::transport::tcp::UnboundBuffer::waitRecv(int*, std::chrono::duration)",
+    "gloo::(anonymous namespace)::ring(gloo::AllreduceOptionsImpl const&)",
+    "gloo::allreduce(gloo::Opts const&)",
+)
+WORK = (
+    "pthread_cond_wait",
+    "std::condition_variable::wait(std::unique_lock<std::mutex>&)",
+    "c10d::Work::wait(std::chrono::duration<long>)",
+)
+DDP = (
+    "pthread_cond_wait",
+    "std::condition_variable::wait(std::unique_lock<std::mutex>&)",
+    "c10d::Reducer::finalize_backward()",
+    "std::_Function_handler<void (), c10d::Reducer::mark_variable_ready(unsigned long)::{lambda()#1}>::_M_invoke(x)",
+    "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)",
+)
 FUTURE = ("std::condition_variable::wait(std::unique_lock<std::mutex>&)", "c10::ivalue::Future::wait()")
 PYTHON_FUTURE = ("pthread_cond_wait", "torch::jit::PythonFutureWrapper::wait()", "PyObject_Vectorcall")
 STORE = ("__libc_recv", "c10d::TCPStore::doWait(c10::ArrayRef<std::string>)", "c10d::TCPStore::get(std::string const&)")
@@ -41,12 +49,19 @@ def wait(one: Rank) -> Wait | None:
 @pytest.mark.parametrize(
     ("functions", "call"),
     [
-        (GLOO, "gloo::allreduce"), (WORK, "c10d::Work::wait"), (STORE, "c10d::Store::get"),
-        (SYNC, "cudaStreamSynchronize"), (("ncclGroupEnd", "x"), "ncclGroupEnd"), (SLEEP, None), ((), None),
-        (("pncclCommInitRank",), "pncclCommInitRank"), (DDP, "c10d::Reducer::finalize_backward"),
-        (FUTURE, "c10::ivalue::Future::wait"), (PYTHON_FUTURE, "torch::jit::PythonFutureWrapper::wait"),
+        (GLOO, "gloo::allreduce"),
+        (WORK, "c10d::Work::wait"),
+        (STORE, "c10d::Store::get"),
+        (SYNC, "cudaStreamSynchronize"),
+        (("ncclGroupEnd", "x"), "ncclGroupEnd"),
+        (SLEEP, None),
+        ((), None),
+        (("pncclCommInitRank",), "pncclCommInitRank"),
+        (DDP, "c10d::Reducer::finalize_backward"),
+        (FUTURE, "c10::ivalue::Future::wait"),
+        (PYTHON_FUTURE, "torch::jit::PythonFutureWrapper::wait"),
     ],
-)  # fmt: skip
+)
 def test_native_frames_name_the_call(functions: tuple[str, ...], call: str | None) -> None:
     assert native_wait((*native(*functions), USER)) == call
 
@@ -145,8 +160,13 @@ def test_a_wait_for_the_own_gpu_is_no_wait_for_ranks() -> None:
 
 
 def test_a_thread_of_autograd_waits_for_the_main_one() -> None:
-    engine = thread(f"all_gather_into_tensor {C10D}:1", f"_pre_backward {TORCH}fsdp.py:3", main=False,
-                    name="pt_autograd_0", since_ns=ago(30))  # fmt: skip
+    engine = thread(
+        f"all_gather_into_tensor {C10D}:1",
+        f"_pre_backward {TORCH}fsdp.py:3",
+        main=False,
+        name="pt_autograd_0",
+        since_ns=ago(30),
+    )
     found = wait(rank(0, threads=(thread(BACKWARD, USER), engine)))
     assert found is not None
     assert (found.op, found.since_ns) == ("all_gather", ago(30))
@@ -191,8 +211,15 @@ def test_who_polls_a_store_wakes_up_now_and_then() -> None:
     assert (found.op, found.since_ns) == ("init", ago(30))
 
 
-@pytest.mark.parametrize("fields", [{"state": "stopped"}, {"condition": Condition(state="T")}, {"state": "exited"},
-                                    {"condition": Condition(frozen=True)}])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"state": "stopped"},
+        {"condition": Condition(state="T")},
+        {"state": "exited"},
+        {"condition": Condition(frozen=True)},
+    ],
+)
 def test_a_process_that_does_not_run_waits_for_nobody(fields: dict[str, Any]) -> None:
     assert wait(rank(0, op(7, ago=39), stack=in_collective(), **fields)) is None
 

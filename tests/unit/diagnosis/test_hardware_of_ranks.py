@@ -23,8 +23,9 @@ from probing.diagnosis.ladder import diagnose
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING, Finding
 from probing.diagnosis.xids import xid
 
-H100 = Gpu(0, (0,), "NVIDIA H100", busy=0.9, clock_mhz=1900, max_clock_mhz=1980, lanes=16, max_lanes=16,
-           total_bytes=80 << 30)  # fmt: skip
+H100 = Gpu(
+    0, (0,), "NVIDIA H100", busy=0.9, clock_mhz=1900, max_clock_mhz=1980, lanes=16, max_lanes=16, total_bytes=80 << 30
+)
 
 
 def advancing(ranks: int = 2) -> list[Rank]:
@@ -50,9 +51,11 @@ def test_a_healthy_node_has_no_symptom() -> None:
         ports=(NetworkPort("mlx5_0", 1, (0, 1), state="ACTIVE", risen=(("port_xmit_wait", 900),), seconds=120),),
         paths=(NetworkPath(0, "10.0.0.2", 100_000, 12), NetworkPath(1, "10.0.0.2", 90_000, 3)),
         disks=(Disk("nvme0n1", 0.9, 200_000.0, 300_000.0, 4), Disk("sda", 0.1, 90_000_000.0, None, 0)),
-        file_systems=(FileSystem("/", "ext4", None, 0.97, 40 << 30, True, False),
-                      FileSystem("/dev/shm", "tmpfs", used=0.4, available_bytes=1 << 20)),
-    )  # fmt: skip
+        file_systems=(
+            FileSystem("/", "ext4", None, 0.97, 40 << 30, True, False),
+            FileSystem("/dev/shm", "tmpfs", used=0.4, available_bytes=1 << 20),
+        ),
+    )
     assert found(hardware) == []
 
 
@@ -89,9 +92,11 @@ def test_worn_memory_and_a_narrow_link_are_named() -> None:
     (finding,) = found(Hardware(gpus=(worn,)))
     assert finding.sentence == "node a: GPU 0 has a row of memory that could not be remapped, which rank 0 uses"
     assert set(finding.evidence) == {
-        "GPU 0 has retired 63 pages of memory", "GPU 0 wants recovery: reset", "GPU 0 has 8 of 16 lanes of PCIe",
+        "GPU 0 has retired 63 pages of memory",
+        "GPU 0 wants recovery: reset",
+        "GPU 0 has 8 of 16 lanes of PCIe",
         "GPU 0 waits for a reset to remap a row of memory",
-    }  # fmt: skip
+    }
 
 
 def test_a_clock_that_the_power_limit_lowers_is_compared_with_the_other_gpus() -> None:
@@ -193,8 +198,10 @@ def test_gpus_of_two_models_are_a_note() -> None:
 
 def test_a_hang_has_the_symptoms_of_its_culprit_as_evidence() -> None:
     gpus = (H100, replace(H100, device=1, ranks=(1,)))
-    ranks = (rank(0, *history(6, ago=40), op(7, ago=39), stack=in_collective()),
-             rank(1, *history(6, ago=40), stack=elsewhere()))  # fmt: skip
+    ranks = (
+        rank(0, *history(6, ago=40), op(7, ago=39), stack=in_collective()),
+        rank(1, *history(6, ago=40), stack=elsewhere()),
+    )
     hang = next(f for f in found(Hardware(gpus=gpus, events=(xid_of(79, gpu=1),)), *ranks) if f.verdict.group == "hang")
     assert [c.rank for c in hang.culprits] == [1]
     assert "node a: GPU 1 reported XID 79, the GPU has fallen off the bus" in hang.evidence
@@ -202,8 +209,11 @@ def test_a_hang_has_the_symptoms_of_its_culprit_as_evidence() -> None:
 
 def test_texts_of_a_target_are_clean_and_facts_survive_a_file() -> None:
     evil = FileSystem("/mnt/\x1b[2Jx", "nfs\n4", answers=False)
-    hardware = Hardware(gpus=(replace(H100, state="lost", reason="\x1b]0;x\x07"),), file_systems=(evil,),
-                        events=(xid_of(79), xid_of(48, gpu=None, source="kernel")))  # fmt: skip
+    hardware = Hardware(
+        gpus=(replace(H100, state="lost", reason="\x1b]0;x\x07"),),
+        file_systems=(evil,),
+        events=(xid_of(79), xid_of(48, gpu=None, source="kernel")),
+    )
     whole = job(hardware)
     assert from_json(to_json(whole)) == whole
     text = "".join(f.sentence + "".join((*f.evidence, *f.next_steps)) for f in diagnose(whole).findings)

@@ -13,11 +13,16 @@ from probing.diagnosis.merge import merge, merge_runs
 def _facts(node: str, *ranks: int) -> Facts:
     members = tuple(Member(rank, rank) for rank in ranks)
     return Facts(
-        "job", "0-a", None, 10.0, 7, (NodeFacts(node, 7),),
+        "job",
+        "0-a",
+        None,
+        10.0,
+        7,
+        (NodeFacts(node, 7),),
         tuple(Rank(rank, node, 100 + rank, 1000 + rank) for rank in ranks),
         (Communicator("0", "default_pg", "gloo", 5, members, state="active"),),
         (Process(node, 50, 1, "launcher"),),
-    )  # fmt: skip
+    )
 
 
 def test_ranks_members_nodes_and_processes_are_united() -> None:

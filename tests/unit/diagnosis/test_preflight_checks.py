@@ -32,34 +32,71 @@ from probing.diagnosis.preflight.run import CHECKS, failed, results
 
 GIB = 1 << 30
 NODES = ("gn1", "gn2", "gn3", "gn4")
-VERSIONS = {"python": "3.11.9", "torch": "2.13.0", "cuda": "12.9", "nccl": "2.27.5", "driver": "575.51",
-            "kernel": "6.8"}  # fmt: skip
-VARIABLES = {"NCCL_SOCKET_IFNAME": "bond0", "NCCL_IB_HCA": "mlx5", "MASTER_ADDR": "gn1", "MASTER_PORT": "29500",
-             "CUDA_VISIBLE_DEVICES": "0,1"}  # fmt: skip
+VERSIONS = {
+    "python": "3.11.9",
+    "torch": "2.13.0",
+    "cuda": "12.9",
+    "nccl": "2.27.5",
+    "driver": "575.51",
+    "kernel": "6.8",
+}
+VARIABLES = {
+    "NCCL_SOCKET_IFNAME": "bond0",
+    "NCCL_IB_HCA": "mlx5",
+    "MASTER_ADDR": "gn1",
+    "MASTER_PORT": "29500",
+    "CUDA_VISIBLE_DEVICES": "0,1",
+}
 
 
 def node(number: int) -> NodeFacts:
     """A healthy node of two GPUs, with a rank on each."""
     name = NODES[number]
     ranks = tuple(
-        NodeRank(2 * number + n, n, 2 * len(NODES), number, pid=100 + n,
-                 variables=tuple(Variable(k, v) for k, v in VARIABLES.items()))
+        NodeRank(
+            2 * number + n,
+            n,
+            2 * len(NODES),
+            number,
+            pid=100 + n,
+            variables=tuple(Variable(k, v) for k, v in VARIABLES.items()),
+        )
         for n in (0, 1)
-    )  # fmt: skip
+    )
     return NodeFacts(
-        name, f"boot-{name}",
+        name,
+        f"boot-{name}",
         versions=tuple(Version(k, v) for k, v in VERSIONS.items()),
         interfaces=(Interface("lo", "unknown"), Interface("eth0", "down"), Interface("bond0", "up")),
         ports=tuple(Port(f"mlx5_{n}", 1, "InfiniBand", "ACTIVE", "LinkUp", 400.0) for n in (0, 1)),
-        file_systems=(FileSystem("/", "ext4", True, False, 500 * GIB, 300 * GIB, 10**7, 10**5),
-                      FileSystem("/dev/shm", "tmpfs", True, False, 64 * GIB, 63 * GIB),
-                      FileSystem("/data", "lustre", True, False, 9000 * GIB, 500 * GIB)),
-        devices=tuple(Device(n, f"GPU-{name}-{n}", None, "H100", "ok", None, 80 * GIB, 45.0, "sw_power_cap", 0, False,
-                             False, False, "none") for n in (0, 1)),
+        file_systems=(
+            FileSystem("/", "ext4", True, False, 500 * GIB, 300 * GIB, 10**7, 10**5),
+            FileSystem("/dev/shm", "tmpfs", True, False, 64 * GIB, 63 * GIB),
+            FileSystem("/data", "lustre", True, False, 9000 * GIB, 500 * GIB),
+        ),
+        devices=tuple(
+            Device(
+                n,
+                f"GPU-{name}-{n}",
+                None,
+                "H100",
+                "ok",
+                None,
+                80 * GIB,
+                45.0,
+                "sw_power_cap",
+                0,
+                False,
+                False,
+                False,
+                "none",
+            )
+            for n in (0, 1)
+        ),
         master=Master(("10.0.0.1",), number == 0, "free" if number == 0 else None),
         reached=tuple(Reached(f"10.0.0.{n + 1}:7070", 120_000 + 1000 * n) for n in range(len(NODES))),
         ranks=ranks,
-    )  # fmt: skip
+    )
 
 
 def healthy() -> Case:
@@ -97,9 +134,20 @@ def test_healthy_nodes_pass_every_check() -> None:
     found = results(healthy())
     assert {result.state for result in found} == {PASS}, [r for r in found if r.state != PASS]
     assert {result.check for result in found} == {
-        "nodes", "versions", "variables", "ranks", "interface", "master", "shared_memory", "disk", "gpus",
-        "gpu_health", "infiniband", "clocks", "round_trips",
-    }  # fmt: skip
+        "nodes",
+        "versions",
+        "variables",
+        "ranks",
+        "interface",
+        "master",
+        "shared_memory",
+        "disk",
+        "gpus",
+        "gpu_health",
+        "infiniband",
+        "clocks",
+        "round_trips",
+    }
     assert not failed(found)
 
 
@@ -112,85 +160,238 @@ FAULTS: dict[str, tuple[Callable[[], Case], str, str, str, tuple[str, ...]]] = {
     "nccl": (lambda: with_node(3, versions=versions(nccl="2.26.2")), "versions", FAIL, "NCCL differs", ("gn4",)),
     "driver": (lambda: with_node(0, versions=versions(driver="570.1")), "versions", FAIL, "driver differs", ("gn1",)),
     "kernel": (lambda: with_node(0, versions=versions(kernel="5.15")), "versions", WARN, "5.15 on gn1", ("gn1",)),
-    "variable": (lambda: with_node(1, ranks=ranks(1, NCCL_ALGO="Ring")), "variables", FAIL, "NCCL_ALGO differs",
-                 ("gn2",)),
-    "torch variable": (lambda: with_node(1, ranks=ranks(1, TORCH_NCCL_BLOCKING_WAIT="1")), "variables", FAIL,
-                       "TORCH_NCCL_BLOCKING_WAIT differs: not set on 6 ranks", ("gn2",)),
-    "name of a device": (lambda: with_node(1, ranks=ranks(1, NCCL_IB_HCA="mlx5_0")), "variables", WARN,
-                         "NCCL_IB_HCA", ("gn2",)),
-    "rank twice": (lambda: with_node(1, ranks=node(0).ranks), "ranks", FAIL, "RANK 0 occurs 2 times",
-                   ("gn1", "gn2")),
+    "variable": (
+        lambda: with_node(1, ranks=ranks(1, NCCL_ALGO="Ring")),
+        "variables",
+        FAIL,
+        "NCCL_ALGO differs",
+        ("gn2",),
+    ),
+    "torch variable": (
+        lambda: with_node(1, ranks=ranks(1, TORCH_NCCL_BLOCKING_WAIT="1")),
+        "variables",
+        FAIL,
+        "TORCH_NCCL_BLOCKING_WAIT differs: not set on 6 ranks",
+        ("gn2",),
+    ),
+    "name of a device": (
+        lambda: with_node(1, ranks=ranks(1, NCCL_IB_HCA="mlx5_0")),
+        "variables",
+        WARN,
+        "NCCL_IB_HCA",
+        ("gn2",),
+    ),
+    "rank twice": (lambda: with_node(1, ranks=node(0).ranks), "ranks", FAIL, "RANK 0 occurs 2 times", ("gn1", "gn2")),
     "rank missing": (lambda: with_node(3, ranks=node(3).ranks[:1]), "ranks", FAIL, "RANK 7 of 8 has no process", ()),
-    "local rank twice": (lambda: with_node(2, ranks=tuple(replace(r, local_rank=0) for r in node(2).ranks)), "ranks",
-                         FAIL, "LOCAL_RANK 0", ("gn3",)),
-    "interface": (lambda: with_node(3, interfaces=(Interface("lo", "unknown"), Interface("eth0", "up"))), "interface",
-                  FAIL, "gn4 has no interface bond0", ("gn4",)),
-    "interface down": (lambda: with_node(3, interfaces=(Interface("bond0", "down"),)), "interface", FAIL,
-                       "bond0 of gn4 is down", ("gn4",)),
-    "master unknown": (lambda: with_node(2, master=None, problems=(Problem("master", "Name or service not known"),)),
-                       "master", FAIL, "gn3 cannot resolve", ("gn3",)),
-    "master twice": (lambda: with_node(1, master=Master(("127.0.1.1",), True, "free")), "master", FAIL,
-                     "the node itself on each of gn1, gn2", ("gn1", "gn2")),
-    "port": (lambda: with_node(0, master=Master(("10.0.0.1",), True, "taken")), "master", FAIL, "29500 of gn1",
-             ("gn1",)),
-    "master elsewhere": (lambda: with_node(0, master=Master(("10.0.9.9",), False)), "master", WARN,
-                         "no address of these", ()),
-    "shm": (lambda: with_node(2, file_systems=(FileSystem("/dev/shm", "tmpfs", True, False, 64 << 20, 64 << 20),)),
-            "shared_memory", FAIL, "gn3 has 0.062 GiB", ("gn3",)),
-    "shm small": (lambda: with_node(2, file_systems=(FileSystem("/dev/shm", "tmpfs", True, False, 4 * GIB, 2 * GIB),)),
-                  "shared_memory", WARN, "2 GiB free", ("gn3",)),
-    "disk": (lambda: with_node(0, file_systems=(FileSystem("/", "ext4", True, False, 500 * GIB, 3 * GIB),)), "disk",
-             FAIL, "/ of gn1 has 3 GiB free", ("gn1",)),
-    "disk low": (lambda: with_node(0, file_systems=(FileSystem("/", "ext4", True, False, 500 * GIB, 30 * GIB),)),
-                 "disk", WARN, "30 GiB free, 6 %", ("gn1",)),
-    "disk silent": (lambda: with_node(0, file_systems=(FileSystem("/nfs", "nfs4", False),)), "disk", FAIL,
-                    "/nfs of gn1 does not answer", ("gn1",)),
-    "inodes": (lambda: with_node(0, file_systems=(FileSystem("/", "ext4", True, False, 9 * GIB, 8 * GIB, 100, 100),)),
-               "disk", FAIL, "no inodes", ("gn1",)),
-    "gpu missing": (lambda: with_node(1, devices=node(1).devices[:1]), "gpus", FAIL, "names 1, which is no GPU",
-                    ("gn2",)),
-    "gpu named by a wrong uuid": (lambda: with_node(1, ranks=ranks(1, CUDA_VISIBLE_DEVICES="GPU-gn3-0")), "gpus",
-                                  FAIL, "GPU-gn3-0, which is no GPU", ("gn2",)),
-    "fewer visible than ranks": (lambda: with_node(1, ranks=(
-        *ranks(1), replace(ranks(1)[0], rank=9, local_rank=2))), "gpus", FAIL, "fewer GPUs than the 3 ranks", ("gn2",)),
+    "local rank twice": (
+        lambda: with_node(2, ranks=tuple(replace(r, local_rank=0) for r in node(2).ranks)),
+        "ranks",
+        FAIL,
+        "LOCAL_RANK 0",
+        ("gn3",),
+    ),
+    "interface": (
+        lambda: with_node(3, interfaces=(Interface("lo", "unknown"), Interface("eth0", "up"))),
+        "interface",
+        FAIL,
+        "gn4 has no interface bond0",
+        ("gn4",),
+    ),
+    "interface down": (
+        lambda: with_node(3, interfaces=(Interface("bond0", "down"),)),
+        "interface",
+        FAIL,
+        "bond0 of gn4 is down",
+        ("gn4",),
+    ),
+    "master unknown": (
+        lambda: with_node(2, master=None, problems=(Problem("master", "Name or service not known"),)),
+        "master",
+        FAIL,
+        "gn3 cannot resolve",
+        ("gn3",),
+    ),
+    "master twice": (
+        lambda: with_node(1, master=Master(("127.0.1.1",), True, "free")),
+        "master",
+        FAIL,
+        "the node itself on each of gn1, gn2",
+        ("gn1", "gn2"),
+    ),
+    "port": (
+        lambda: with_node(0, master=Master(("10.0.0.1",), True, "taken")),
+        "master",
+        FAIL,
+        "29500 of gn1",
+        ("gn1",),
+    ),
+    "master elsewhere": (
+        lambda: with_node(0, master=Master(("10.0.9.9",), False)),
+        "master",
+        WARN,
+        "no address of these",
+        (),
+    ),
+    "shm": (
+        lambda: with_node(2, file_systems=(FileSystem("/dev/shm", "tmpfs", True, False, 64 << 20, 64 << 20),)),
+        "shared_memory",
+        FAIL,
+        "gn3 has 0.062 GiB",
+        ("gn3",),
+    ),
+    "shm small": (
+        lambda: with_node(2, file_systems=(FileSystem("/dev/shm", "tmpfs", True, False, 4 * GIB, 2 * GIB),)),
+        "shared_memory",
+        WARN,
+        "2 GiB free",
+        ("gn3",),
+    ),
+    "disk": (
+        lambda: with_node(0, file_systems=(FileSystem("/", "ext4", True, False, 500 * GIB, 3 * GIB),)),
+        "disk",
+        FAIL,
+        "/ of gn1 has 3 GiB free",
+        ("gn1",),
+    ),
+    "disk low": (
+        lambda: with_node(0, file_systems=(FileSystem("/", "ext4", True, False, 500 * GIB, 30 * GIB),)),
+        "disk",
+        WARN,
+        "30 GiB free, 6 %",
+        ("gn1",),
+    ),
+    "disk silent": (
+        lambda: with_node(0, file_systems=(FileSystem("/nfs", "nfs4", False),)),
+        "disk",
+        FAIL,
+        "/nfs of gn1 does not answer",
+        ("gn1",),
+    ),
+    "inodes": (
+        lambda: with_node(0, file_systems=(FileSystem("/", "ext4", True, False, 9 * GIB, 8 * GIB, 100, 100),)),
+        "disk",
+        FAIL,
+        "no inodes",
+        ("gn1",),
+    ),
+    "gpu missing": (
+        lambda: with_node(1, devices=node(1).devices[:1]),
+        "gpus",
+        FAIL,
+        "names 1, which is no GPU",
+        ("gn2",),
+    ),
+    "gpu named by a wrong uuid": (
+        lambda: with_node(1, ranks=ranks(1, CUDA_VISIBLE_DEVICES="GPU-gn3-0")),
+        "gpus",
+        FAIL,
+        "GPU-gn3-0, which is no GPU",
+        ("gn2",),
+    ),
+    "fewer visible than ranks": (
+        lambda: with_node(1, ranks=(*ranks(1), replace(ranks(1)[0], rank=9, local_rank=2))),
+        "gpus",
+        FAIL,
+        "fewer GPUs than the 3 ranks",
+        ("gn2",),
+    ),
     "no gpus": (lambda: with_node(1, devices=()), "gpus", FAIL, "gn2 has no GPU", ("gn2",)),
     "other model": (lambda: with_node(1, devices=device(1, name="A100")), "gpus", WARN, "model, differs", ("gn2",)),
-    "lost": (lambda: with_node(1, devices=device(1, state="lost", reason="fell off the bus")), "gpu_health", FAIL,
-             "GPU 1 of gn2 is lost: fell off", ("gn2",)),
+    "lost": (
+        lambda: with_node(1, devices=device(1, state="lost", reason="fell off the bus")),
+        "gpu_health",
+        FAIL,
+        "GPU 1 of gn2 is lost: fell off",
+        ("gn2",),
+    ),
     "ecc": (lambda: with_node(1, devices=device(1, ecc_uncorrected=2)), "gpu_health", FAIL, "2 uncorrected", ("gn2",)),
-    "remap": (lambda: with_node(1, devices=device(1, remap_pending=True)), "gpu_health", FAIL, "waits for a reset",
-              ("gn2",)),
-    "remap failed": (lambda: with_node(1, devices=device(1, remap_failed=True)), "gpu_health", FAIL,
-                     "could not be remapped", ("gn2",)),
-    "recovery": (lambda: with_node(1, devices=device(1, recovery_action="reset")), "gpu_health", FAIL, "action reset",
-                 ("gn2",)),
+    "remap": (
+        lambda: with_node(1, devices=device(1, remap_pending=True)),
+        "gpu_health",
+        FAIL,
+        "waits for a reset",
+        ("gn2",),
+    ),
+    "remap failed": (
+        lambda: with_node(1, devices=device(1, remap_failed=True)),
+        "gpu_health",
+        FAIL,
+        "could not be remapped",
+        ("gn2",),
+    ),
+    "recovery": (
+        lambda: with_node(1, devices=device(1, recovery_action="reset")),
+        "gpu_health",
+        FAIL,
+        "action reset",
+        ("gn2",),
+    ),
     "hot": (lambda: with_node(1, devices=device(1, temperature_c=91.0)), "gpu_health", FAIL, "91 C", ("gn2",)),
     "warm": (lambda: with_node(1, devices=device(1, temperature_c=82.0)), "gpu_health", WARN, "82 C", ("gn2",)),
-    "throttled": (lambda: with_node(1, devices=device(1, clock_event_reasons="sw_power_cap,hw_thermal")),
-                  "gpu_health", WARN, "slowed down: hw_thermal", ("gn2",)),
-    "ib down": (lambda: with_node(1, ports=(
-        node(1).ports[0], Port("mlx5_1", 1, "InfiniBand", "DOWN", "LinkErrorRecovery", None))), "infiniband", FAIL,
-        "mlx5_1 port 1 of gn2 is DOWN", ("gn2",)),
-    "ib rate": (lambda: with_node(1, ports=(
-        node(1).ports[0], Port("mlx5_1", 1, "InfiniBand", "ACTIVE", "LinkUp", 100.0))), "infiniband", FAIL,
-        "has 100 Gb/s, the others 400", ("gn2",)),
+    "throttled": (
+        lambda: with_node(1, devices=device(1, clock_event_reasons="sw_power_cap,hw_thermal")),
+        "gpu_health",
+        WARN,
+        "slowed down: hw_thermal",
+        ("gn2",),
+    ),
+    "ib down": (
+        lambda: with_node(
+            1, ports=(node(1).ports[0], Port("mlx5_1", 1, "InfiniBand", "DOWN", "LinkErrorRecovery", None))
+        ),
+        "infiniband",
+        FAIL,
+        "mlx5_1 port 1 of gn2 is DOWN",
+        ("gn2",),
+    ),
+    "ib rate": (
+        lambda: with_node(1, ports=(node(1).ports[0], Port("mlx5_1", 1, "InfiniBand", "ACTIVE", "LinkUp", 100.0))),
+        "infiniband",
+        FAIL,
+        "has 100 Gb/s, the others 400",
+        ("gn2",),
+    ),
     "ib missing": (lambda: with_node(1, ports=()), "infiniband", FAIL, "gn2 without RDMA", ("gn2",)),
-    "ib fewer": (lambda: with_node(1, ports=node(1).ports[:1]), "infiniband", FAIL, "number of active ports",
-                 ("gn2",)),
-    "clock": (lambda: replace(healthy(), offsets={**healthy().offsets, "gn3": (-7e9, 2e5)}), "clocks", FAIL,
-              "gn3 is 7.000 s behind", ("gn3",)),
-    "clock a little": (lambda: replace(healthy(), offsets={**healthy().offsets, "gn3": (2e8, 2e5)}), "clocks", WARN,
-                       "gn3 is 0.19", ("gn3",)),
-    "unreachable": (lambda: with_node(1, reached=(*node(1).reached[:2], Reached("10.0.0.3:7070", None, "timed out"),
-                                                  node(1).reached[3])), "round_trips", FAIL,
-                    "gn2 does not reach gn3: timed out", ("gn2", "gn3")),
-    "far": (lambda: with_node(1, reached=(*node(1).reached[:2], Reached("10.0.0.3:7070", 30_000_000),
-                                          node(1).reached[3])), "round_trips", WARN, "gn2 to gn3 takes 30.00 ms",
-            ("gn2", "gn3")),
-    "silent": (lambda: replace(healthy(), silent={"gn9": "connection refused"}), "nodes", FAIL,
-               "gn9 does not answer", ("gn9",)),
+    "ib fewer": (lambda: with_node(1, ports=node(1).ports[:1]), "infiniband", FAIL, "number of active ports", ("gn2",)),
+    "clock": (
+        lambda: replace(healthy(), offsets={**healthy().offsets, "gn3": (-7e9, 2e5)}),
+        "clocks",
+        FAIL,
+        "gn3 is 7.000 s behind",
+        ("gn3",),
+    ),
+    "clock a little": (
+        lambda: replace(healthy(), offsets={**healthy().offsets, "gn3": (2e8, 2e5)}),
+        "clocks",
+        WARN,
+        "gn3 is 0.19",
+        ("gn3",),
+    ),
+    "unreachable": (
+        lambda: with_node(
+            1, reached=(*node(1).reached[:2], Reached("10.0.0.3:7070", None, "timed out"), node(1).reached[3])
+        ),
+        "round_trips",
+        FAIL,
+        "gn2 does not reach gn3: timed out",
+        ("gn2", "gn3"),
+    ),
+    "far": (
+        lambda: with_node(1, reached=(*node(1).reached[:2], Reached("10.0.0.3:7070", 30_000_000), node(1).reached[3])),
+        "round_trips",
+        WARN,
+        "gn2 to gn3 takes 30.00 ms",
+        ("gn2", "gn3"),
+    ),
+    "silent": (
+        lambda: replace(healthy(), silent={"gn9": "connection refused"}),
+        "nodes",
+        FAIL,
+        "gn9 does not answer",
+        ("gn9",),
+    ),
     "one name": (lambda: with_node(1, node="gn1"), "nodes", FAIL, "call themselves gn1", ("gn1",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -212,8 +413,17 @@ def test_what_is_not_known_is_skipped_with_a_reason() -> None:
     found = results(bare)
     assert not failed(found)
     skipped = [result for result in found if result.state == SKIPPED]
-    assert {result.check for result in skipped} >= {"versions", "variables", "ranks", "interface", "master",
-                                                    "shared_memory", "disk", "gpus", "infiniband"}  # fmt: skip
+    assert {result.check for result in skipped} >= {
+        "versions",
+        "variables",
+        "ranks",
+        "interface",
+        "master",
+        "shared_memory",
+        "disk",
+        "gpus",
+        "infiniband",
+    }
     assert all(result.text for result in skipped)
     assert any("scope admin" in result.text for result in skipped)
 
@@ -244,17 +454,33 @@ def test_loopback_addresses_tell_nothing_across_machines() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "names"),
-    [("eth", ["eth0"]), ("bond0", ["bond0"]), ("=eth", []), ("=eth0,bond0", ["eth0", "bond0"]),
-     ("^eth,docker", ["bond0"]), ("^=bond0", ["eth0"]), ("ib", []), ("eth0:1", ["eth0"])],
-)  # fmt: skip
+    [
+        ("eth", ["eth0"]),
+        ("bond0", ["bond0"]),
+        ("=eth", []),
+        ("=eth0,bond0", ["eth0", "bond0"]),
+        ("^eth,docker", ["bond0"]),
+        ("^=bond0", ["eth0"]),
+        ("ib", []),
+        ("eth0:1", ["eth0"]),
+    ],
+)
 def test_interfaces_are_chosen_as_nccl_does(wanted: str, names: list[str]) -> None:
     assert [interface.name for interface in chosen(wanted, node(0).interfaces)] == names
 
 
 def test_facts_survive_the_wire_and_hostile_ones_are_refused() -> None:
     assert decoded(NodeFacts, encoded(node(1))) == node(1)
-    for data in (b"", b"[]", b"{}", b'{"node": 1}', b'{"node": "n", "devices": [{"device_id": "x"}]}', b"\xff",
-                 b'{"node": "n", "reached": [{"address": "a", "round_trip_ns": 1e999}]}', b"[" * 9999):  # fmt: skip
+    for data in (
+        b"",
+        b"[]",
+        b"{}",
+        b'{"node": 1}',
+        b'{"node": "n", "devices": [{"device_id": "x"}]}',
+        b"\xff",
+        b'{"node": "n", "reached": [{"address": "a", "round_trip_ns": 1e999}]}',
+        b"[" * 9999,
+    ):
         with pytest.raises(FormatError):
             decoded(NodeFacts, data)
 
@@ -293,8 +519,10 @@ def test_a_wrong_line_of_an_env_file_is_named(text: str) -> None:
 
 def test_bandwidth_is_compared_where_it_was_measured() -> None:
     assert of(healthy(), "bandwidth") == []
-    sent = {name: tuple(Transfer(f"10.0.0.{k + 1}:7070", 10**9, 10**9) for k in range(4) if k != n)
-            for n, name in enumerate(NODES)}  # fmt: skip
+    sent = {
+        name: tuple(Transfer(f"10.0.0.{k + 1}:7070", 10**9, 10**9) for k in range(4) if k != n)
+        for n, name in enumerate(NODES)
+    }
     nodes = tuple(replace(n, transfers=sent[n.node]) for n in healthy().nodes)
     even = replace(healthy(), nodes=nodes, bandwidth=True)
     assert [(r.state, "8.00 Gb/s" in r.text) for r in of(even, "bandwidth")] == [(PASS, True)]

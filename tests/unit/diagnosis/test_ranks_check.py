@@ -72,16 +72,28 @@ def test_any_job_in_order_has_no_violation(world: int, per_node: int, random: ob
 @pytest.mark.parametrize(
     ("workers", "master", "expected"),
     [
-        (["gn6-0", "gn39-0", "gn40-0", "gn7-0"], "gn6-0",
-         [("gn6-0", 0, 0, 0), ("gn39-0", 1, 0, 1), ("gn40-0", 2, 0, 2), ("gn7-0", 3, 0, 3)]),
-        (["gn6-0", "gn6-1", "gn7-0", "gn7-1"], "gn6-1",
-         [("gn6-0", 0, 0, 0), ("gn6-1", 1, 1, 0), ("gn7-0", 2, 0, 1), ("gn7-1", 3, 1, 1)]),
-        (["gn6-0", "gn6-1", "gn7-0", "gn7-1"], "gn6",
-         [("gn6-0", 0, 0, 0), ("gn6-1", 1, 1, 0), ("gn7-0", 2, 0, 1), ("gn7-1", 3, 1, 1)]),
-        (["b-1", "b-10", "b-2", "a-3-0"], "b-2",
-         [("b-1", 0, 0, 0), ("b-2", 1, 1, 0), ("b-10", 2, 2, 0), ("a-3-0", 3, 0, 1)]),
+        (
+            ["gn6-0", "gn39-0", "gn40-0", "gn7-0"],
+            "gn6-0",
+            [("gn6-0", 0, 0, 0), ("gn39-0", 1, 0, 1), ("gn40-0", 2, 0, 2), ("gn7-0", 3, 0, 3)],
+        ),
+        (
+            ["gn6-0", "gn6-1", "gn7-0", "gn7-1"],
+            "gn6-1",
+            [("gn6-0", 0, 0, 0), ("gn6-1", 1, 1, 0), ("gn7-0", 2, 0, 1), ("gn7-1", 3, 1, 1)],
+        ),
+        (
+            ["gn6-0", "gn6-1", "gn7-0", "gn7-1"],
+            "gn6",
+            [("gn6-0", 0, 0, 0), ("gn6-1", 1, 1, 0), ("gn7-0", 2, 0, 1), ("gn7-1", 3, 1, 1)],
+        ),
+        (
+            ["b-1", "b-10", "b-2", "a-3-0"],
+            "b-2",
+            [("b-1", 0, 0, 0), ("b-2", 1, 1, 0), ("b-10", 2, 2, 0), ("a-3-0", 3, 0, 1)],
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("backwards", [False, True])
 def test_the_rule_of_the_launcher(
     workers: list[str], master: str, expected: list[tuple[str, int, int, int]], backwards: bool
@@ -94,10 +106,14 @@ def test_the_rule_of_the_launcher(
 
 @pytest.mark.parametrize(
     ("workers", "master", "problem"),
-    [(["a-0", "a-0"], "a-0", "a-0 occurs twice"), (["a-0", "a-00"], "a-0", "a-00 occurs twice"),
-     (["a"], "a", "a is no worker"), (["a-0"], "b-0", "the master b-0 is not among"),
-     (["a-0"], "b", "the master b is not among")],
-)  # fmt: skip
+    [
+        (["a-0", "a-0"], "a-0", "a-0 occurs twice"),
+        (["a-0", "a-00"], "a-0", "a-00 occurs twice"),
+        (["a"], "a", "a is no worker"),
+        (["a-0"], "b-0", "the master b-0 is not among"),
+        (["a-0"], "b", "the master b is not among"),
+    ],
+)
 def test_a_list_of_workers_that_makes_no_sense(workers: list[str], master: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         launched(workers, master)

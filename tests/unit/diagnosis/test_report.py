@@ -15,9 +15,16 @@ VERDICT = Verdict("not_joined", "hang", "a rank did not join", "", "", "", "", (
 FRAMES = (Frame("wait", "w.py", 3, values=(("x", "1"),)), Frame("f", "c", native=True))
 THREAD = Thread(7, "MainThread", True, "S", None, FRAMES)
 FOUND = Finding(
-    VERDICT, ERROR, 0.9, "rank 1 holds up 1 rank", (Culprit(1, "b", 4711, "sleeps", "sleeping"),), (0,),
-    since_ns=1_700_000_000_000_000_000, missing=("m",), stacks=(StackOf(1, "b", 4711, "culprit", THREAD),),
-)  # fmt: skip
+    VERDICT,
+    ERROR,
+    0.9,
+    "rank 1 holds up 1 rank",
+    (Culprit(1, "b", 4711, "sleeps", "sleeping"),),
+    (0,),
+    since_ns=1_700_000_000_000_000_000,
+    missing=("m",),
+    stacks=(StackOf(1, "b", 4711, "culprit", THREAD),),
+)
 
 
 def test_the_worst_finding_stands_for_the_job() -> None:

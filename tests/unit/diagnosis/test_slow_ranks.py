@@ -45,8 +45,9 @@ class Job:
         kept = self.calls[number][-last:]
         return [
             op(seq, op_name, ago=end - called, took=ended - called, comm=name)
-            for name, seq, op_name, called, ended in kept if self._rng.random() >= dropped
-        ]  # fmt: skip
+            for name, seq, op_name, called, ended in kept
+            if self._rng.random() >= dropped
+        ]
 
 
 def data_parallel(ranks: int, slow: dict[int, float], steps: int = 40, jitter: float = 0.05, seed: int = 7) -> Job:
@@ -310,8 +311,10 @@ def test_time_without_a_cpu_is_no_wait_of_the_code() -> None:
 
 def test_reading_is_io() -> None:
     slow = (*samples(forward=0.5), Sample((frame("shard data.py:7"), LOOP), 0.45, False))
-    finding = job_with({"samples": slow, "condition": condition(read_bytes=1 << 30)},
-                       {"samples": samples(forward=0.5, wait=0.45), "condition": condition()})  # fmt: skip
+    finding = job_with(
+        {"samples": slow, "condition": condition(read_bytes=1 << 30)},
+        {"samples": samples(forward=0.5, wait=0.45), "condition": condition()},
+    )
     assert (finding.culprits[0].activity, finding.culprits[0].why[:38]) == (
         "disk_io",
         "it waits for I/O in shard, data.py:7, ",

@@ -64,8 +64,11 @@ def test_victims_are_those_from_whom_the_ranks_can_be_reached(edges: dict[int, s
 def test_a_component_is_a_set_of_ranks_that_reach_each_other(edges: dict[int, set[int]]) -> None:
     found = graph(edges)
     components = found.components()
-    together = {frozenset(o for o in range(10) if o in reachable(edges, r) and r in reachable(edges, o)) | {r}
-                for r in edges if r in reachable(edges, r)}  # fmt: skip
+    together = {
+        frozenset(o for o in range(10) if o in reachable(edges, r) and r in reachable(edges, o)) | {r}
+        for r in edges
+        if r in reachable(edges, r)
+    }
     assert {frozenset(component) for component in components} == together
     for component in components:
         cycle = found.cycle(component)

@@ -32,17 +32,21 @@ def nodes() -> Iterator[Nodes]:
     choice = random.Random(23)
     rows: list[dict[str, list[dict[str, Any]]]] = []
     for number, count in enumerate((0, 5, 230, 7, 4001, 0, 1999)):
-        rows.append({"comm.ops": [
+        rows.append(
             {
-                "ts": NOW_NS - choice.randrange(10**9),
-                "op": choice.choice(OPS),
-                "rank": number,
-                "seq": choice.randrange(3000),
-                "duration_ns": int(choice.lognormvariate(10 + number, 1)) if choice.random() < 0.9 else None,
-                "bw": choice.gauss(0, 1),
+                "comm.ops": [
+                    {
+                        "ts": NOW_NS - choice.randrange(10**9),
+                        "op": choice.choice(OPS),
+                        "rank": number,
+                        "seq": choice.randrange(3000),
+                        "duration_ns": int(choice.lognormvariate(10 + number, 1)) if choice.random() < 0.9 else None,
+                        "bw": choice.gauss(0, 1),
+                    }
+                    for _ in range(count)
+                ]
             }
-            for _ in range(count)
-        ]})  # fmt: skip
+        )
     made = Nodes(rows)
     yield made
     made.close()
@@ -57,9 +61,7 @@ def test_approximate_functions_are_within_their_bounds(nodes: Nodes, group: str,
         f"SELECT {keys}approx_count_distinct(seq), approx_quantile(duration_ns, 0.99),"
         f" approx_quantile(bw, [0.05, 0.5]) FILTER (WHERE seq % 2 = 0), count(*) {tail}"
     )
-    truth = (
-        f"SELECT {keys}count(DISTINCT seq), list(duration_ns), list(bw) FILTER (WHERE seq % 2 = 0), count(*) {tail}"
-    )
+    truth = f"SELECT {keys}count(DISTINCT seq), list(duration_ns), list(bw) FILTER (WHERE seq % 2 = 0), count(*) {tail}"
     assert nodes.plan(sql).kind == "aggregate"
     got, want = (rows_of(table, ordered=True) for table in (nodes.together(sql).table, nodes.reference(truth)))
     number = len(group.split(",")) if group else 0

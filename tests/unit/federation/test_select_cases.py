@@ -28,7 +28,7 @@ ORDERED = (
     "SELECT DISTINCT ON (op) op, ts FROM comm.ops ORDER BY op, ts DESC",
     "SELECT DISTINCT ON (rank) rank, seq, ts FROM comm.ops ORDER BY rank NULLS LAST, ts",
     "(SELECT ts FROM comm.ops ORDER BY ts LIMIT 2) UNION (SELECT ts FROM comm.ops ORDER BY ts DESC LIMIT 2) ORDER BY 1",
-)  # fmt: skip
+)
 CASES = (
     # No rows, NULLs only, and groups that exist on some nodes.
     "SELECT count(*), count(rank), sum(rank), min(rank), max(rank), avg(rank) FROM comm.ops WHERE false",
@@ -120,7 +120,7 @@ CASES = (
     "SELECT count(*) FROM (SELECT * FROM comm.ops LIMIT 3)",
     "SELECT op, unnest([1, 2]) FROM comm.ops",
     "FROM comm.ops SELECT op, seq WHERE seq > 1",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

@@ -141,11 +141,14 @@ def test_what_grows_and_what_is_asked_for_are_events() -> None:
     now = {"remapped_uncorrected": 5, "remap_failed": 1, "recovery_action": 4, "retired_pages_dbe": 3}
     found = list(changes_of(before, now))
     assert [(change["event"], change.get("value")) for change in found] == [
-        ("row_remapped", 3), ("remap_failed", None), ("recovery_action", 4),
-    ]  # fmt: skip
+        ("row_remapped", 3),
+        ("remap_failed", None),
+        ("recovery_action", 4),
+    ]
     assert "drain_and_reset" in found[2]["detail"]
-    assert list(changes_of(now, before)) == [{"event": "recovery_action", "value": 0,
-                                              "detail": "the driver asks for: none"}]  # fmt: skip
+    assert list(changes_of(now, before)) == [
+        {"event": "recovery_action", "value": 0, "detail": "the driver asks for: none"}
+    ]
 
 
 def test_a_link_that_goes_down_with_errors() -> None:
@@ -175,8 +178,16 @@ def test_too_many_events_of_a_kind_are_counted() -> None:
 def test_units_are_bytes_joules_and_watts() -> None:
     counters = Counters()
     facts = {"device_id": 3, "uuid": "GPU-x", "mig": None}
-    first = {"nvlink_rx_kib": 1000, "pcie_tx_bytes": 500, "power_capped_total_ns": 11, "energy_mj": 7001,
-             "total_bytes": 400, "used_bytes": 100, "dram_active_pct": 12.5, "clock_events": 4}  # fmt: skip
+    first = {
+        "nvlink_rx_kib": 1000,
+        "pcie_tx_bytes": 500,
+        "power_capped_total_ns": 11,
+        "energy_mj": 7001,
+        "total_bytes": 400,
+        "used_bytes": 100,
+        "dram_active_pct": 12.5,
+        "clock_events": 4,
+    }
     row = utilization_row("3", facts, first, counters, SECOND)
     assert (row["nvlink_rx_bytes_per_s"], row["wall_ns"], row["power_capped_ns"]) == (None, None, None)
     assert (row["energy_j"], row["mem_used_pct"], row["mem_bandwidth_util_pct"]) == (7.001, 25.0, 12.5)

@@ -35,10 +35,15 @@ def sysfs(tmp_path: Path) -> Path:
     for address, above in PLACES.items():
         folder = tmp_path / "devices" / above / address
         for name, text in {
-            "numa_node": NODES[address], "local_cpulist": "0-47,96-143", "current_link_width": "8",
-            "max_link_width": "16", "current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "64.0 GT/s PCIe",
-            "vendor": "0x10de", "class": "0x030200",
-        }.items():  # fmt: skip
+            "numa_node": NODES[address],
+            "local_cpulist": "0-47,96-143",
+            "current_link_width": "8",
+            "max_link_width": "16",
+            "current_link_speed": "16.0 GT/s PCIe",
+            "max_link_speed": "64.0 GT/s PCIe",
+            "vendor": "0x10de",
+            "class": "0x030200",
+        }.items():
             write(folder / name, text)
         (devices / address).symlink_to(folder)
         parent = folder.parent
@@ -47,8 +52,10 @@ def sysfs(tmp_path: Path) -> Path:
             write(parent / "max_link_speed", "32.0 GT/s PCIe")
             (devices / parent.name).symlink_to(parent)
     for kind, name, address in (
-        ("infiniband", "mlx5_0", "0000:19:00.0"), ("net", "ib0", "0000:19:00.0"), ("net", "eth0", "0000:3b:00.0"),
-    ):  # fmt: skip
+        ("infiniband", "mlx5_0", "0000:19:00.0"),
+        ("net", "ib0", "0000:19:00.0"),
+        ("net", "eth0", "0000:3b:00.0"),
+    ):
         (tmp_path / "class" / kind / name).mkdir(parents=True)
         (tmp_path / "class" / kind / name / "device").symlink_to(devices / address)
     (tmp_path / "class/net/lo").mkdir()
@@ -58,10 +65,15 @@ def sysfs(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("one", "other", "path"),
     [
-        ("17", "18", "PIX"), ("17", "19", "PIX"), ("18", "3b", "PXB"), ("17", "2a", "PHB"), ("17", "9a", "SYS"),
-        ("2a", "3b", "PHB"), ("9a", "ca", "SYS"),
+        ("17", "18", "PIX"),
+        ("17", "19", "PIX"),
+        ("18", "3b", "PXB"),
+        ("17", "2a", "PHB"),
+        ("17", "9a", "SYS"),
+        ("2a", "3b", "PHB"),
+        ("9a", "ca", "SYS"),
     ],
-)  # fmt: skip
+)
 def test_ways_have_the_names_of_nvidia_smi(sysfs: Path, one: str, other: str, path: str) -> None:
     pair = [f"0000:{bus}:00.0" for bus in (one, other)]
     places = [pci.place_of(sysfs, address) for address in pair]

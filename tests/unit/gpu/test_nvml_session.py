@@ -248,8 +248,17 @@ _NUMBERS = st.none() | st.integers(-(2**70), 2**70) | st.text(max_size=3) | st.f
 
 
 @settings(deadline=None)
-@given(st.fixed_dictionaries({"type": _NUMBERS, "data": _NUMBERS, "ts_ns": _NUMBERS,
-                              "instances": st.lists(_NUMBERS, max_size=3), "device": _NUMBERS}))  # fmt: skip
+@given(
+    st.fixed_dictionaries(
+        {
+            "type": _NUMBERS,
+            "data": _NUMBERS,
+            "ts_ns": _NUMBERS,
+            "instances": st.lists(_NUMBERS, max_size=3),
+            "device": _NUMBERS,
+        }
+    )
+)
 def test_no_event_ends_the_source(event: dict[str, Any]) -> None:
     answer = Reading({"devices": [_DEVICE], "values": {}, "events": [event]}, frozenset(), True)
     source, given_session, _ = source_of(answer)

@@ -77,8 +77,9 @@ def test_rows_of_a_trainer_and_its_busy_threads(tmp_path: Path, monkeypatch: pyt
     watch.proc.thread(11, 12, name=b"busy", exec_ns=2 + 380_000_000, delay_ns=71_000_000, user=38)
     rows = watch.tick()
     assert [(row["scope"], row["tid"], row["comm"]) for row in rows] == [
-        ("process", None, "python"), ("thread", 12, "busy"),
-    ]  # fmt: skip
+        ("process", None, "python"),
+        ("thread", 12, "busy"),
+    ]
     assert (rows[1]["delta_total_ns"], rows[1]["delta_user_ns"]) == (190_000_000, None)
 
 
@@ -89,8 +90,9 @@ def test_a_blocked_thread_has_a_row_though_it_does_nothing(tmp_path: Path, monke
     watch.tick()
     rows = watch.tick()
     assert [(row["scope"], row["state"], row["wchan"], row["delta_total_ns"]) for row in rows] == [
-        ("process", "blocked", "nfs_wait_on_request", 0), ("thread", "blocked", "nfs_wait_on_request", 0),
-    ]  # fmt: skip
+        ("process", "blocked", "nfs_wait_on_request", 0),
+        ("thread", "blocked", "nfs_wait_on_request", 0),
+    ]
 
 
 def test_the_busiest_others_are_known_and_no_idle_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

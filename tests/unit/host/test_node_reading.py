@@ -60,17 +60,25 @@ def test_pressure_with_and_without_full() -> None:
 
 
 V2 = {
-    "memory.current": "900\n", "memory.max": "1000\n", "memory.high": "max\n", "memory.swap.current": "7\n",
-    "memory.swap.max": "max\n", "memory.events": "low 0\nhigh 0\nmax 13\noom 2\noom_kill 1\n",
+    "memory.current": "900\n",
+    "memory.max": "1000\n",
+    "memory.high": "max\n",
+    "memory.swap.current": "7\n",
+    "memory.swap.max": "max\n",
+    "memory.events": "low 0\nhigh 0\nmax 13\noom 2\noom_kill 1\n",
     "memory.stat": "anon 500\nfile 300\nshmem 11\nfile_dirty 3\nfile_writeback 2\nslab 17\n",
-    "cpu.pressure": PSI, "memory.pressure": PSI, "io.pressure": PSI,
-}  # fmt: skip
+    "cpu.pressure": PSI,
+    "memory.pressure": PSI,
+    "io.pressure": PSI,
+}
 V1 = {
-    "memory.usage_in_bytes": "900\n", "memory.limit_in_bytes": "1000\n", "memory.failcnt": "13\n",
+    "memory.usage_in_bytes": "900\n",
+    "memory.limit_in_bytes": "1000\n",
+    "memory.failcnt": "13\n",
     "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
     "memory.stat": "cache 1\ntotal_rss 500\ntotal_cache 300\ntotal_shmem 11\ntotal_dirty 3\ntotal_writeback 2\n"
     "total_swap 7\n",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("version", "files"), [(2, V2), (1, V1)])
@@ -82,11 +90,19 @@ def test_groups_of_both_versions(tmp_path: Path, version: int, files: dict[str, 
     assert memory is not None
     found = groups.memory[memory]
     assert found == {
-        "path": "/job/rank", "used_bytes": 900, "limit_bytes": 1000, "limit_hits": 13, "oom_kills": 1,
-        "anon_bytes": 500, "cached_bytes": 300, "shmem_bytes": 11, "dirty_bytes": 3, "writeback_bytes": 2,
+        "path": "/job/rank",
+        "used_bytes": 900,
+        "limit_bytes": 1000,
+        "limit_hits": 13,
+        "oom_kills": 1,
+        "anon_bytes": 500,
+        "cached_bytes": 300,
+        "shmem_bytes": 11,
+        "dirty_bytes": 3,
+        "writeback_bytes": 2,
         "swap_used_bytes": 7,
         **({"slab_bytes": 17} if version == 2 else {}),
-    }  # fmt: skip
+    }
     if version == 2:
         assert pressure is not None
         assert groups.pressure[pressure]["path"] == "/job/rank"

@@ -23,8 +23,18 @@ def who(pid: int, rank: int | None, job: str = "j", role: str = "trainer") -> Id
 
 
 def found(at_s: int, **changed: Any) -> dict[str, Any]:
-    disk = {"reads": 10, "read_sectors": 80, "read_ms": 50, "writes": 3, "write_sectors": 24, "write_ms": 5,
-            "in_flight": 2, "busy_ms": 40, "queue_ms": 60, "life": 9}  # fmt: skip
+    disk = {
+        "reads": 10,
+        "read_sectors": 80,
+        "read_ms": 50,
+        "writes": 3,
+        "write_sectors": 24,
+        "write_ms": 5,
+        "in_flight": 2,
+        "busy_ms": 40,
+        "queue_ms": 60,
+        "life": 9,
+    }
     return {
         "mono_ns": at_s * SECOND,
         "memory": {"total_bytes": 1000, "available_bytes": 300, "swap_total_bytes": 50, "swap_free": 20},
@@ -105,8 +115,13 @@ def test_disks_have_rates_and_latencies_and_no_negative_ones() -> None:
     now = disk(reads=17, read_sectors=80 + 56, read_ms=50 + 35, busy_ms=45)
     (row,) = node.look(found(6, disks=now), "host.disk")
     assert only(row, "scope", "device", "reads", "read_bytes", "read_ns", "writes") == (
-        "device", "nvme0n1", 7, 56 * 512, 35_000_000, 0,
-    )  # fmt: skip
+        "device",
+        "nvme0n1",
+        7,
+        56 * 512,
+        35_000_000,
+        0,
+    )
     assert only(row, "busy_ns", "wall_ns", "in_flight", "flushes") == (5_000_000, 5 * SECOND, 2, None)
     wrapped = disk(reads=18, read_sectors=80 + 64, read_ms=3, busy_ms=46)
     (row,) = node.look(found(11, disks=wrapped), "host.disk")
@@ -139,8 +154,9 @@ def test_pressure_of_the_node_and_of_groups() -> None:
     rows = node.look(found(6, processes=[member("5:/a")], pressure_groups=later, pressure=total), "host.pressure")
     names = ("scope", "cgroup", "job", "resource", "some_avg10_pct", "some_ns", "full_ns")
     assert [only(row, *names) for row in rows] == [
-        ("node", None, None, "memory", 1.5, 13_000, None), ("cgroup", "/a", "j", "io", 9.0, 17_000, None),
-    ]  # fmt: skip
+        ("node", None, None, "memory", 1.5, 13_000, None),
+        ("cgroup", "/a", "j", "io", 9.0, 17_000, None),
+    ]
 
 
 def test_a_node_without_any_of_it_has_no_rows() -> None:
@@ -167,8 +183,18 @@ def test_growth_forgets_and_is_bounded() -> None:
     assert len(growth) == 0
 
 
-SPACE = {"mount_point": "/dev/shm", "fs_type": "tmpfs", "source": "tmpfs", "device": "0:22", "size_bytes": 64 << 20,
-         "used_bytes": 60 << 20, "available_bytes": 4 << 20, "inodes": 9, "inodes_used": 3, "read_only": 0}  # fmt: skip
+SPACE = {
+    "mount_point": "/dev/shm",
+    "fs_type": "tmpfs",
+    "source": "tmpfs",
+    "device": "0:22",
+    "size_bytes": 64 << 20,
+    "used_bytes": 60 << 20,
+    "available_bytes": 4 << 20,
+    "inodes": 9,
+    "inodes_used": 3,
+    "read_only": 0,
+}
 
 
 class Space:
@@ -196,8 +222,9 @@ def test_shared_memory_of_a_container_is_a_row_of_its_own() -> None:
     )
     rows = space.look()
     assert [only(row, "scope", "mount_point", "rank", "pid", "answers", "read_only") for row in rows] == [
-        ("node", "/dev/shm", None, None, True, False), ("process", "/dev/shm", 0, 1, True, False),
-    ]  # fmt: skip
+        ("node", "/dev/shm", None, None, True, False),
+        ("process", "/dev/shm", 0, 1, True, False),
+    ]
 
 
 def test_a_server_that_does_not_answer_is_said_and_left_alone() -> None:

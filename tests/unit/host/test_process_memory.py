@@ -79,8 +79,9 @@ def test_a_row_for_each_trainer_and_loader_from_one_request() -> None:
     made.tick()
     assert reads.calls == 1
     assert [(r["node"], r["job"], r["run"], r["pid"], r["role"]) for r in kept.rows] == [
-        ("n1", "j", "r", os.getpid(), "trainer"), ("n1", "j", "r", os.getpid(), "data_loader"),
-    ]  # fmt: skip
+        ("n1", "j", "r", os.getpid(), "trainer"),
+        ("n1", "j", "r", os.getpid(), "data_loader"),
+    ]
     assert all(r["rss_bytes"] > 1 << 20 and r["swap_bytes"] >= 0 for r in kept.rows)
     assert all(
         0 < r["anon_bytes"] <= r["rss_bytes"] <= r["peak_rss_bytes"] and r["shmem_bytes"] >= 0 for r in kept.rows

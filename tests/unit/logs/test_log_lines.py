@@ -146,9 +146,18 @@ def test_which_files_are_a_libc(path: bytes, expected: bool) -> None:
 
 
 RECORD = np.dtype(
-    [("t", "<u8"), ("start_ns", "<u8"), ("tgid", "<u4"), ("tid", "<u4"), ("offset", "<u4"), ("size", "<u2"),
-     ("fd", "u1"), ("end", "u1"), ("text", "S256")]
-)  # fmt: skip
+    [
+        ("t", "<u8"),
+        ("start_ns", "<u8"),
+        ("tgid", "<u4"),
+        ("tid", "<u4"),
+        ("offset", "<u4"),
+        ("size", "<u2"),
+        ("fd", "u1"),
+        ("end", "u1"),
+        ("text", "S256"),
+    ]
+)
 
 
 class Nobody:
@@ -203,7 +212,7 @@ def test_a_line_and_a_second_go_over_several_drains() -> None:
     assert stored(reading.assemble(records((1, 1, b"NCCL ")), PAIR)) == []
     more = records(
         (2, 1, b"WARN\n"), (3, 1, b"NCCL WARN 2\n"), (4, 7, b"NCCL WARN of none\n"), (SECOND_NS, 1, b"NCCL WA")
-    )  # fmt: skip
+    )
     assert stored(reading.assemble(more, PAIR)) == [(1, "NCCL WARN", 0)]
     later = records((2 * SECOND_NS, 1, b"RN 3\n"))
     assert stored(reading.assemble(later, PAIR)) == [(1, "NCCL WARN 3", 1)]

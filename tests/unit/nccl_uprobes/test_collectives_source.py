@@ -173,6 +173,7 @@ def test_operations_of_a_replaced_layout_are_abandoned() -> None:
 def test_slots_are_those_reserved_for_gloo_and_nccl(source: CollectivesSource) -> None:
     assert sorted(source.slots) == [*SLOTS.blocks["gloo"], *SLOTS.blocks["nccl"]]
 
+
 def test_nothing_seen_means_no_backends(source: CollectivesSource) -> None:
     assert source.backends_of(100, 10) == frozenset()
     assert source.assemble(np.zeros(0, VALUE), ClockPair(0, 0, 0)) == {}

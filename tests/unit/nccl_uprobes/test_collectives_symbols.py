@@ -81,9 +81,7 @@ def test_returns_are_placed_before_their_entries() -> None:
 
 
 def test_probes_of_both_libraries_have_slots_of_their_own() -> None:
-    gloo, nccl = (
-        set(library.slots) for library in (GLOO, NCCL)
-    )
+    gloo, nccl = (set(library.slots) for library in (GLOO, NCCL))
     assert not gloo & nccl
     assert gloo | nccl <= set(range(64, 128))
 

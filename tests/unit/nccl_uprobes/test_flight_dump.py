@@ -98,8 +98,15 @@ def test_a_record_has_every_column() -> None:
 
 
 def test_an_old_record_counts_microseconds_and_has_one_sequence() -> None:
-    old = {"id": 3, "pg_id": 0, "process_group": "x", "seq_id": 9, "time_created_us": 1_700_000_000_000_000.5,
-           "state": "scheduled", "time_discovered_started_ns": None}  # fmt: skip
+    old = {
+        "id": 3,
+        "pg_id": 0,
+        "process_group": "x",
+        "seq_id": 9,
+        "time_created_us": 1_700_000_000_000_000.5,
+        "state": "scheduled",
+        "time_discovered_started_ns": None,
+    }
     (row,) = dump_rows([old])["rows"]
     assert (row["record_id"], row["collective_seq_id"], row["pg_name"]) == (3, 9, None)
     assert row["time_created_ns"] == 1_700_000_000_000_000_500

@@ -28,11 +28,9 @@ _SCALARS = (
 _KEYS = st.text() | st.integers(-(1 << 53) + 1, (1 << 53) - 1)
 PLAIN = st.recursive(
     _SCALARS,
-    lambda inner: (
-        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(_KEYS, inner)
-    ),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(_KEYS, inner),
     max_leaves=40,
-)  # fmt: skip
+)
 
 
 class Calls:

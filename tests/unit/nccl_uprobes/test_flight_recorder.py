@@ -79,8 +79,14 @@ class DumpReaders:
         if file is None:
             return None
         found = file.stat()
-        return {"path": path, "dev": found.st_dev, "inode": found.st_ino, "size": found.st_size,
-                "mtime_ns": found.st_mtime_ns, "uid": 7}  # fmt: skip
+        return {
+            "path": path,
+            "dev": found.st_dev,
+            "inode": found.st_ino,
+            "size": found.st_size,
+            "mtime_ns": found.st_mtime_ns,
+            "uid": 7,
+        }
 
 
 class DumpParsers:
@@ -122,9 +128,15 @@ def watching(world: World, remembered: Path | None = None, interval_s: float = 0
     clock = FakeClock(real_ns=UTC)
     clock.advance(3600 * 1_000_000_000)
     return FlightRecorderWatch(
-        world.processes, world.readers, world.parsers, world.sink, clock, "node",
-        remembered=remembered, interval_s=interval_s,
-    )  # fmt: skip
+        world.processes,
+        world.readers,
+        world.parsers,
+        world.sink,
+        clock,
+        "node",
+        remembered=remembered,
+        interval_s=interval_s,
+    )
 
 
 def test_a_dump_is_read_once_and_only_when_it_no_longer_changes(world: World, watch: FlightRecorderWatch) -> None:

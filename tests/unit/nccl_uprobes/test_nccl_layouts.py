@@ -296,9 +296,17 @@ def test_packed_in_the_order_of_the_programs() -> None:
     assert layout.pack() == struct.pack("<10I", *range(1, 11))
     assert NcclLayout(("9",), (), 1, 2).pack() == struct.pack("<10I", 1, 2, *[0xFFFFFFFF] * 8)
     assert NcclLayout.offset_names() == (
-        "end_magic", "comm_hash", "bus_id", "node", "nnodes", "async_result", "abort_flag", "comm_name", "seq_number",
+        "end_magic",
+        "comm_hash",
+        "bus_id",
+        "node",
+        "nnodes",
+        "async_result",
+        "abort_flag",
+        "comm_name",
+        "seq_number",
         "seq_count",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("comm", [{}, *({"comm_hash": value} for value in (-1, 1 << 32, "1", 1.5, True, None))])

@@ -156,9 +156,20 @@ def test_a_restart_needs_no_library(library: Library, start: Callable[..., Layou
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[", "{}", "7", "null", "[1]", '[{"build_ids": 1}]', '[{"build_ids": [], "end_magic": -1, "comm_hash": 1}]',
-     '[{"build_ids": [], "end_magic": 9, "comm_hash": 8}]', '["\\ud800"]', "[" * 100_000],
-)  # fmt: skip
+    [
+        "",
+        "[",
+        "{}",
+        "7",
+        "null",
+        "[1]",
+        '[{"build_ids": 1}]',
+        '[{"build_ids": [], "end_magic": -1, "comm_hash": 1}]',
+        '[{"build_ids": [], "end_magic": 9, "comm_hash": 8}]',
+        '["\\ud800"]',
+        "[" * 100_000,
+    ],
+)
 def test_a_damaged_file_is_as_none(content: str, start: Callable[..., LayoutFinder], tmp_path: Path) -> None:
     cache = tmp_path / "layouts.json"
     cache.write_text(content)

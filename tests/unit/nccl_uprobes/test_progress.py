@@ -26,9 +26,17 @@ def identity(rank: int, role: str = "trainer") -> Identity:
 
 def op(rank: int, called: int, *, comm: str = "first", seq: int = 0, lasts: int = 5, name: str = "all_reduce") -> Any:
     return {
-        "pid": 100 + rank, "start_ns": 7, "comm": comm, "comm_name": f"pg {comm}", "comm_rank": rank, "comm_size": 2,
-        "ts": UTC + called, "seq": seq, "op": name, "done_hi_ns": lasts,
-    }  # fmt: skip
+        "pid": 100 + rank,
+        "start_ns": 7,
+        "comm": comm,
+        "comm_name": f"pg {comm}",
+        "comm_rank": rank,
+        "comm_size": 2,
+        "ts": UTC + called,
+        "seq": seq,
+        "op": name,
+        "done_hi_ns": lasts,
+    }
 
 
 class Scene:

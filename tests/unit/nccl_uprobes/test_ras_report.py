@@ -135,18 +135,44 @@ def test_every_rank_is_a_row_missing_ones_first(comma: str) -> None:
     found = json_report(report([rank_text(0), rank_text(1, error=6)], [missing_text(2, comma), missing_text(3, comma)]))
     assert found["skipped"] == 0
     assert [row["comm_rank"] for row in found["rows"]] == [2, 3, 0, 1]
-    common = {"nccl_version": "2.28.9+cuda13.0", "collection_ns": 125_000_000, "timeouts": 2, "size": 4,
-              "comm": "0000feed0000beef", "secondary_hash": "0x12:0x34"}  # fmt: skip
+    common = {
+        "nccl_version": "2.28.9+cuda13.0",
+        "collection_ns": 125_000_000,
+        "timeouts": 2,
+        "size": 4,
+        "comm": "0000feed0000beef",
+        "secondary_hash": "0x12:0x34",
+    }
     assert found["rows"][0] == {
-        **common, "comm_rank": 2, "host": "10.0.0.9", "rank_pid": 77, "cuda_device": 3, "nvml_device": 3,
-        "missing": True, "unresponsive": True, "considered_dead": False,
-    }  # fmt: skip
+        **common,
+        "comm_rank": 2,
+        "host": "10.0.0.9",
+        "rank_pid": 77,
+        "cuda_device": 3,
+        "nvml_device": 3,
+        "missing": True,
+        "unresponsive": True,
+        "considered_dead": False,
+    }
     assert found["rows"][3] == {
-        **common, "comm_rank": 1, "host": "10.0.0.1", "rank_pid": 4001, "cuda_device": 1, "nvml_device": 2,
-        "missing": False, "init_state": "Success", "async_error": "Remote process error", "finalize_called": False,
-        "destroy_flag": False, "abort_flag": True, "broadcast": 100, "reduce": 101, "all_gather": 102,
-        "reduce_scatter": 103, "all_reduce": 104,
-    }  # fmt: skip
+        **common,
+        "comm_rank": 1,
+        "host": "10.0.0.1",
+        "rank_pid": 4001,
+        "cuda_device": 1,
+        "nvml_device": 2,
+        "missing": False,
+        "init_state": "Success",
+        "async_error": "Remote process error",
+        "finalize_called": False,
+        "destroy_flag": False,
+        "abort_flag": True,
+        "broadcast": 100,
+        "reduce": 101,
+        "all_gather": 102,
+        "reduce_scatter": 103,
+        "all_reduce": 104,
+    }
     assert set(found["rows"][3]) | set(found["rows"][0]) <= set(table_named(TABLE).physical.names)
 
 

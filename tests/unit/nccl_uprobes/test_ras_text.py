@@ -32,7 +32,9 @@ Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
     1         2         1       1-2         3         6     ABORT  ERROR
 
 """
-NEW = HEAD + """Errors
+NEW = (
+    HEAD
+    + """Errors
 ======
 
 INCOMPLETE
@@ -77,7 +79,10 @@ TIMEOUT
   Rank 1 -- GPU 1 managed by process 22 on node 10.0.0.1
 
 """
-OLD = HEAD.replace("2.28.3", "2.24.3") + """Errors
+)
+OLD = (
+    HEAD.replace("2.28.3", "2.24.3")
+    + """Errors
 ======
 
 #0-0 (00000000feedbeef) INCOMPLETE
@@ -95,6 +100,7 @@ Warnings
   Rank 0 has launched up to operation 9 -- GPU 0 managed by process 8 on node fe80::1
 
 """
+)
 
 
 def test_the_ranks_that_are_named_are_rows() -> None:
@@ -106,29 +112,65 @@ def test_the_ranks_that_are_named_are_rows() -> None:
     world, small = {**common, "comm": "00000000feedbeef", "size": 4}, {**common, "comm": "0123456789abcdef", "size": 3}
     assert [row["missing"] for row in found["rows"]] == [True, True, False, False, False, False, False]
     assert rows["00000000feedbeef", 3] == {
-        **world, "comm_rank": 3, "missing": True, "unresponsive": True, "considered_dead": True,
-        "cuda_device": 1, "nvml_device": 1, "rank_pid": 902, "host": "10.0.0.2",
-    }  # fmt: skip
+        **world,
+        "comm_rank": 3,
+        "missing": True,
+        "unresponsive": True,
+        "considered_dead": True,
+        "cuda_device": 1,
+        "nvml_device": 1,
+        "rank_pid": 902,
+        "host": "10.0.0.2",
+    }
     assert rows["00000000feedbeef", 2] == {
-        **world, "comm_rank": 2, "missing": True, "unresponsive": False,
-        "cuda_device": 0, "nvml_device": 0, "rank_pid": 23, "host": "10.0.0.2",
-    }  # fmt: skip
+        **world,
+        "comm_rank": 2,
+        "missing": True,
+        "unresponsive": False,
+        "cuda_device": 0,
+        "nvml_device": 0,
+        "rank_pid": 23,
+        "host": "10.0.0.2",
+    }
     assert rows["00000000feedbeef", 0] == {
-        **world, "comm_rank": 0, "missing": False, "abort_flag": True, "all_reduce": 499,
-        "cuda_device": 0, "nvml_device": 0, "rank_pid": 21, "host": "10.0.0.1",
-    }  # fmt: skip
+        **world,
+        "comm_rank": 0,
+        "missing": False,
+        "abort_flag": True,
+        "all_reduce": 499,
+        "cuda_device": 0,
+        "nvml_device": 0,
+        "rank_pid": 21,
+        "host": "10.0.0.1",
+    }
     assert rows["00000000feedbeef", 1] == {
-        **world, "comm_rank": 1, "missing": False, "broadcast": 0, "all_reduce": 499,
-        "cuda_device": 1, "nvml_device": 1, "rank_pid": 22, "host": "10.0.0.1",
-    }  # fmt: skip
+        **world,
+        "comm_rank": 1,
+        "missing": False,
+        "broadcast": 0,
+        "all_reduce": 499,
+        "cuda_device": 1,
+        "nvml_device": 1,
+        "rank_pid": 22,
+        "host": "10.0.0.1",
+    }
     assert rows["0123456789abcdef", 0]["init_state"] == "System error"
     assert rows["0123456789abcdef", 1] == {
-        **small, "comm_rank": 1, "missing": False, "async_error": "Remote process error",
-        "cuda_device": 1, "nvml_device": 5, "rank_pid": 12, "host": "10.0.0.1",
-    }  # fmt: skip
+        **small,
+        "comm_rank": 1,
+        "missing": False,
+        "async_error": "Remote process error",
+        "cuda_device": 1,
+        "nvml_device": 5,
+        "rank_pid": 12,
+        "host": "10.0.0.1",
+    }
     assert rows["0123456789abcdef", 2] == {
-        **small, "comm_rank": 2, "missing": False, "async_error": "Remote process error",
-    }  # fmt: skip
+        **small,
+        "comm_rank": 2,
+        "missing": False,
+        "async_error": "Remote process error",
+    }
 
 
 def test_the_oldest_wording() -> None:
@@ -149,8 +191,11 @@ def test_a_healthy_job_has_no_rows() -> None:
 
 
 def test_lines_that_are_not_understood_are_counted() -> None:
-    strange = ["#0-0 (00000000feedbeef) ERROR", "  Rank 1 went for a walk",
-               "  Rank 2 has wings -- GPU 0 managed by process 1 on node x"]  # fmt: skip
+    strange = [
+        "#0-0 (00000000feedbeef) ERROR",
+        "  Rank 1 went for a walk",
+        "  Rank 2 has wings -- GPU 0 managed by process 1 on node x",
+    ]
     found = text_report((HEAD + "\n".join(strange)).encode())
     assert found["skipped"] == 2
     assert [row["comm_rank"] for row in found["rows"]] == [2]

@@ -28,10 +28,15 @@ from probing.daemon.source import Identity, Loss
 
 def report(*comms: int, ranks: int = 2) -> bytes:
     communicators = [
-        {"hash": f"0x{comm:x}", "secondary_hash": "0x1:0x2", "size": ranks,
-         "ranks": [{"rank": rank, "status": {"init_state": 0}} for rank in range(ranks)], "missing_ranks": []}
+        {
+            "hash": f"0x{comm:x}",
+            "secondary_hash": "0x1:0x2",
+            "size": ranks,
+            "ranks": [{"rank": rank, "status": {"init_state": 0}} for rank in range(ranks)],
+            "missing_ranks": [],
+        }
         for comm in comms
-    ]  # fmt: skip
+    ]
     return json.dumps({"nccl_version": "2.30.7", "communicators": communicators, "ras": {}}).encode()
 
 
@@ -81,9 +86,15 @@ class World:
 
     def witness(self, port: int) -> RasWitness:
         return RasWitness(
-            lambda: self.living, self.owners, self, self, self, FakeClock(real_ns=1_700_000_000 * 10**9), "node",
+            lambda: self.living,
+            self.owners,
+            self,
+            self,
+            self,
+            FakeClock(real_ns=1_700_000_000 * 10**9),
+            "node",
             port=port,
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture
@@ -182,9 +193,7 @@ def test_a_stranger_at_the_port_is_a_loss_once(world: World) -> None:
     assert witness.reason == ""
 
 
-def test_a_report_without_end_is_asked_for_less_and_less_often(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_without_end_is_asked_for_less_and_less_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ras_client, "MAX_REPORT", 1_000_000)
     listener = world.listen(manner="endless")
     witness = world.witness(listener.port)

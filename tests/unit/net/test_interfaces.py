@@ -32,9 +32,23 @@ ETH0 = {"kind": "physical", "operstate": "up", "mtu": 1500, "speed": 100_000, "c
 def line(name: str, **values: int) -> str:
     """``values`` by column of net.interfaces; the others are 0."""
     order = (
-        "rx_bytes", "rx_packets", "rx_errors", "rx_dropped", "rx_fifo_errors", "rx_frame_errors", "", "multicast",
-        "tx_bytes", "tx_packets", "tx_errors", "tx_dropped", "", "", "tx_carrier_errors", "",
-    )  # fmt: skip
+        "rx_bytes",
+        "rx_packets",
+        "rx_errors",
+        "rx_dropped",
+        "rx_fifo_errors",
+        "rx_frame_errors",
+        "",
+        "multicast",
+        "tx_bytes",
+        "tx_packets",
+        "tx_errors",
+        "tx_dropped",
+        "",
+        "",
+        "tx_carrier_errors",
+        "",
+    )
     return f"  {name}: " + "  ".join(str(values.get(column, 0)) for column in order) + "\n"
 
 
@@ -48,7 +62,14 @@ class World:
         self.kept, self.clock = Kept(), FakeClock(SECOND, 5 * SECOND)
         known = Known(Identity(77, 7, "j", "r", "trainer", 1))
         self.source = InterfaceSource(
-            self.reads, self.parsers, known, lambda: self.namespaces, self.kept, self.clock, "n1", 1.0  # type: ignore[arg-type]
+            self.reads,
+            self.parsers,
+            known,
+            lambda: self.namespaces,
+            self.kept,
+            self.clock,
+            "n1",
+            1.0,  # type: ignore[arg-type]
         )
         self.parsers.call = lambda *_, **__: {"2": ["10.0.0.1", "fe80::1"]}  # type: ignore[method-assign, assignment]
 
@@ -162,8 +183,13 @@ def test_details_of_a_tree(tmp_path: Path) -> None:
         write(tmp_path / "eth0" / name, text)
     (tmp_path / "eth0" / "device").symlink_to("gone")
     assert read_details(tmp_path)["eth0"] == {
-        "kind": "physical", "operstate": "down", "mtu": 9000, "speed": None, "carrier_changes": None, "ifindex": None,
-    }  # fmt: skip
+        "kind": "physical",
+        "operstate": "down",
+        "mtu": 9000,
+        "speed": None,
+        "carrier_changes": None,
+        "ifindex": None,
+    }
     assert read_details(tmp_path / "none") == {}
 
 

@@ -94,13 +94,43 @@ def test_the_queue_pairs_of_processes_on_all_devices() -> None:
     found = read_qps(kernel())
     assert found["problems"] == []
     assert found["qps"] == [
-        {"hca": "mlx5_0", "port": 1, "qpn": 17, "peer_qpn": 1009, "type": "RC", "state": "RTS", "sq_psn": 103,
-         "rq_psn": 101, "pid": 4242, "peer_address": None},
-        {"hca": "mlx5_0", "port": 1, "qpn": 18, "peer_qpn": 1013, "type": "RC", "state": "ERR", "sq_psn": 103,
-         "rq_psn": 101, "pid": 4243, "peer_address": None},
-        {"hca": "mlx5_1", "port": 1, "qpn": 19, "peer_qpn": None, "type": "UD", "state": "RTS", "sq_psn": 103,
-         "rq_psn": None, "pid": 4242, "peer_address": "10.1.2.3:18515"},
-    ]  # fmt: skip
+        {
+            "hca": "mlx5_0",
+            "port": 1,
+            "qpn": 17,
+            "peer_qpn": 1009,
+            "type": "RC",
+            "state": "RTS",
+            "sq_psn": 103,
+            "rq_psn": 101,
+            "pid": 4242,
+            "peer_address": None,
+        },
+        {
+            "hca": "mlx5_0",
+            "port": 1,
+            "qpn": 18,
+            "peer_qpn": 1013,
+            "type": "RC",
+            "state": "ERR",
+            "sq_psn": 103,
+            "rq_psn": 101,
+            "pid": 4243,
+            "peer_address": None,
+        },
+        {
+            "hca": "mlx5_1",
+            "port": 1,
+            "qpn": 19,
+            "peer_qpn": None,
+            "type": "UD",
+            "state": "RTS",
+            "sq_psn": 103,
+            "rq_psn": None,
+            "pid": 4242,
+            "peer_address": "10.1.2.3:18515",
+        },
+    ]
 
 
 def test_a_device_that_refuses_is_named_and_holds_up_no_other() -> None:
@@ -131,8 +161,10 @@ def test_each_has_its_rank_or_the_name_of_its_process(monkeypatch: Any) -> None:
     made = QueuePairs(reads, parsers, Known(Identity(4242, 7, "j", "r", "trainer", 3)), "n1")  # type: ignore[arg-type]
     rows = made.rows(FakeClock(real_ns=5_000).pair()).to_pylist()
     assert [(row["pid"], row["job"], row["rank"], row["start_ns"], row["comm"]) for row in rows] == [
-        (4242, "j", 3, 7, None), (4243, None, None, 77, "storage"), (4242, "j", 3, 7, None),
-    ]  # fmt: skip
+        (4242, "j", 3, 7, None),
+        (4243, None, None, 77, "storage"),
+        (4242, "j", 3, 7, None),
+    ]
     assert made.states(TOTALS)[0].reason == ""
 
     def silent(*_: Any, **__: Any) -> Any:

@@ -44,11 +44,20 @@ def test_a_row_a_port_of_every_device_with_bytes(tmp_path: Path) -> None:
 
 def test_names_of_other_drivers_and_what_the_device_is(tmp_path: Path) -> None:
     path = make_port(
-        tmp_path, "efa_0", 1, link_layer="Unspecified\n",
-        **{"hw_counters/tx_bytes": "7919\n", "hw_counters/rx_bytes": "104729\n", "hw_counters/tx_pkts": "17\n",
-           "hw_counters/rx_pkts": "19\n", "hw_counters/rx_drops": "23\n", "hw_counters/tx_cnp_pkts": "29\n",
-           "gid_attrs/ndevs/0": "rdma0\n"},
-    )  # fmt: skip
+        tmp_path,
+        "efa_0",
+        1,
+        link_layer="Unspecified\n",
+        **{
+            "hw_counters/tx_bytes": "7919\n",
+            "hw_counters/rx_bytes": "104729\n",
+            "hw_counters/tx_pkts": "17\n",
+            "hw_counters/rx_pkts": "19\n",
+            "hw_counters/rx_drops": "23\n",
+            "hw_counters/tx_cnp_pkts": "29\n",
+            "gid_attrs/ndevs/0": "rdma0\n",
+        },
+    )
     for name in ("port_xmit_data", "port_rcv_data", "port_xmit_packets", "port_rcv_packets"):
         (path / "counters" / name).unlink()
     pci = tmp_path / "pci" / "0000:17:00.0"

@@ -75,9 +75,11 @@ def test_a_row_a_process_and_peer_with_what_was_done(world: World) -> None:
     world.held = {100: [11, 12], 101: [13]}
     base = {"bytes_sent": 1000, "segs_out": 10, "retrans": 2, "rtt": 100, "min_rtt": 40}
     rows = [
-        {"inode": 11, "cookie": 1, **base}, {"inode": 12, "cookie": 2, **base}, {"inode": 13, "cookie": 3, **base},
+        {"inode": 11, "cookie": 1, **base},
+        {"inode": 12, "cookie": 2, **base},
+        {"inode": 13, "cookie": 3, **base},
         {"inode": 99, "cookie": 4, **base, "peer": "8.8.8.8"},
-    ]  # fmt: skip
+    ]
     assert world.tick(*rows) == []
     later = [
         {**rows[0], "bytes_sent": 1000 + 7919, "segs_out": 31, "retrans": 5, "rtt": 300, "unread": 17, "busy": 13},

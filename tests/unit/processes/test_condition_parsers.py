@@ -70,9 +70,14 @@ def test_fields_of_status() -> None:
     text = b"Name:\tx\nTracerPid:\t0\nThreads:\t3\nVmRSS:\t 11 kB\nVmSwap:\t 13 kB\nCpus_allowed_list:\t0-2,5\n"
     found = status_fields(text + b"voluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t19\n")
     assert found == {
-        "tracer_pid": None, "threads": 3, "rss_bytes": 11 << 10, "swap_bytes": 13 << 10, "switches": 36,
-        "cpus_allowed": 4, "cpu_list": "0-2,5",
-    }  # fmt: skip
+        "tracer_pid": None,
+        "threads": 3,
+        "rss_bytes": 11 << 10,
+        "swap_bytes": 13 << 10,
+        "switches": 36,
+        "cpus_allowed": 4,
+        "cpu_list": "0-2,5",
+    }
     assert set(status_fields(b"").values()) == {None}
 
 
@@ -115,37 +120,71 @@ def _groups(root: Path, levels: dict[str, dict[str, str]]) -> None:
 
 
 def test_limits_of_version_2_hold_for_all_levels(tmp_path: Path) -> None:
-    _groups(tmp_path, {
-        "a": {"cpu.max": "150000 100000\n", "cpu.stat": "usage_usec 9\nnr_throttled 3\nthrottled_usec 5\n",
-              "memory.max": f"{64 * MIB}\n", "memory.current": f"{63 * MIB}\n", "memory.events": "oom 1\noom_kill 0\n"},
-        "a/b": {"cpu.max": "max 100000\n", "cpu.stat": "nr_throttled 7\nthrottled_usec 11\n", "memory.max": "max\n",
-                "memory.current": f"{MIB}\n", "memory.events": "oom 1\noom_kill 2\n",
-                "cgroup.events": "populated 1\nfrozen 1\n"},
-    })  # fmt: skip
+    _groups(
+        tmp_path,
+        {
+            "a": {
+                "cpu.max": "150000 100000\n",
+                "cpu.stat": "usage_usec 9\nnr_throttled 3\nthrottled_usec 5\n",
+                "memory.max": f"{64 * MIB}\n",
+                "memory.current": f"{63 * MIB}\n",
+                "memory.events": "oom 1\noom_kill 0\n",
+            },
+            "a/b": {
+                "cpu.max": "max 100000\n",
+                "cpu.stat": "nr_throttled 7\nthrottled_usec 11\n",
+                "memory.max": "max\n",
+                "memory.current": f"{MIB}\n",
+                "memory.events": "oom 1\noom_kill 2\n",
+                "cgroup.events": "populated 1\nfrozen 1\n",
+            },
+        },
+    )
     mounts = [Mount(1, b"/", bytes(tmp_path), "cgroup2", "rw")]
     assert read_cgroups(b"0::/a/b\n", mounts) == {
-        "cgroup": "/a/b", "frozen": True, "cpu_quota": 1.5, "throttled": 10, "throttled_ns": 16_000,
-        "memory_limit_bytes": 64 * MIB, "memory_used_bytes": 63 * MIB, "oom_kills": 2,
-    }  # fmt: skip
+        "cgroup": "/a/b",
+        "frozen": True,
+        "cpu_quota": 1.5,
+        "throttled": 10,
+        "throttled_ns": 16_000,
+        "memory_limit_bytes": 64 * MIB,
+        "memory_used_bytes": 63 * MIB,
+        "oom_kills": 2,
+    }
 
 
 def test_limits_of_version_1_come_from_their_own_hierarchies(tmp_path: Path) -> None:
-    _groups(tmp_path, {
-        "cpu/j": {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n",
-                  "cpu.stat": "nr_periods 9\nnr_throttled 3\nthrottled_time 77\n"},
-        "cpu": {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"},
-        "memory/m": {"memory.limit_in_bytes": f"{32 * MIB}\n", "memory.usage_in_bytes": f"{MIB}\n",
-                     "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"},
-        "memory": {"memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": f"{99 * MIB}\n"},
-        "freezer/f": {"freezer.state": "FROZEN\n"},
-    })  # fmt: skip
+    _groups(
+        tmp_path,
+        {
+            "cpu/j": {
+                "cpu.cfs_quota_us": "50000\n",
+                "cpu.cfs_period_us": "100000\n",
+                "cpu.stat": "nr_periods 9\nnr_throttled 3\nthrottled_time 77\n",
+            },
+            "cpu": {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"},
+            "memory/m": {
+                "memory.limit_in_bytes": f"{32 * MIB}\n",
+                "memory.usage_in_bytes": f"{MIB}\n",
+                "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
+            },
+            "memory": {"memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": f"{99 * MIB}\n"},
+            "freezer/f": {"freezer.state": "FROZEN\n"},
+        },
+    )
     names = ("cpu", "memory", "freezer")
     mounts = [Mount(n, b"/", bytes(tmp_path / name), "cgroup", f"rw,{name}") for n, name in enumerate(names)]
     found = read_cgroups(b"4:memory:/m\n3:cpu,cpuacct:/j\n2:freezer:/f\n0::/\n", mounts)
     assert found == {
-        "cgroup": "/f", "frozen": True, "cpu_quota": 0.5, "throttled": 3, "throttled_ns": 77,
-        "memory_limit_bytes": 32 * MIB, "memory_used_bytes": MIB, "oom_kills": 5,
-    }  # fmt: skip
+        "cgroup": "/f",
+        "frozen": True,
+        "cpu_quota": 0.5,
+        "throttled": 3,
+        "throttled_ns": 77,
+        "memory_limit_bytes": 32 * MIB,
+        "memory_used_bytes": MIB,
+        "oom_kills": 5,
+    }
     # The group that holds the process up is the one that is shown.
     groups = (b"4:memory:/m\n3:cpu:/j\n", b"4:memory:/m\n3:cpu:/\n")
     assert [read_cgroups(text, mounts)["cgroup"] for text in groups] == ["/j", "/m"]
@@ -168,11 +207,14 @@ def test_neighbours_are_those_that_used_the_cpus() -> None:
 
 @pytest.mark.parametrize("path", [b"/../../kubepods/pod7/x", b"/../../kubepods/pod7"])
 def test_a_container_reads_groups_of_the_node_where_they_are_mounted(path: bytes, tmp_path: Path) -> None:
-    _groups(tmp_path, {
-        "own": {"memory.max": "4096\n", "memory.current": "1\n"},
-        "node/kubepods/pod7/x": {},
-        "node/kubepods/pod7": {"memory.max": f"{64 * MIB}\n", "memory.current": f"{MIB}\n"},
-    })  # fmt: skip
+    _groups(
+        tmp_path,
+        {
+            "own": {"memory.max": "4096\n", "memory.current": "1\n"},
+            "node/kubepods/pod7/x": {},
+            "node/kubepods/pod7": {"memory.max": f"{64 * MIB}\n", "memory.current": f"{MIB}\n"},
+        },
+    )
     own = Mount(1, b"/", bytes(tmp_path / "own"), "cgroup2", "ro")
     node = Mount(2, b"/../..", bytes(tmp_path / "node"), "cgroup2", "ro")
     found = read_cgroups(b"0::" + path + b"\n", [own, node])

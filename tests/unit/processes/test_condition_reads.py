@@ -119,7 +119,7 @@ def test_loads_are_asked_for_in_the_time_that_is_left() -> None:
 
         def call(self, op: str, **_: Any) -> Message:
             asked.append(op)
-            return Message({}, b"[[5, 7, \"a\", 0, 30]]")
+            return Message({}, b'[[5, 7, "a", 0, 30]]')
 
     readers: Any = Slow()
     answers = ConditionAnswers(readers, lambda _pids, _job: [])

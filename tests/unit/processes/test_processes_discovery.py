@@ -203,9 +203,10 @@ def test_a_kill_for_lack_of_memory_is_an_event_before_the_exit(
     until(lambda: len(sink.events("exit")) == 1)
     events = [row for row in sink.rows if row["event"] in ("oom_kill", "exit")]
     assert [(r["event"], r["pid"], r["ts"]) for r in events] == [
-        ("oom_kill", first[0], 1_000_001 * SECOND), ("oom_kill", second[0], 1_000_002 * SECOND),
+        ("oom_kill", first[0], 1_000_001 * SECOND),
+        ("oom_kill", second[0], 1_000_002 * SECOND),
         ("exit", first[0], 1_000_003 * SECOND),
-    ]  # fmt: skip
+    ]
 
 
 def test_exits_are_reported_once_with_reason(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:

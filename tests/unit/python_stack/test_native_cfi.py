@@ -265,9 +265,18 @@ def test_the_function_of_an_address() -> None:
     with descriptor(image(functions)) as fd:
         found = Functions(Elf(fd))
         expected = {
-            0: "outer", 20: "inner", 40: "outer", 70: None, 110: "global", 205: "version", 250: None, 320: None,
-            405: None, 505: "end", 520: None,
-        }  # fmt: skip
+            0: "outer",
+            20: "inner",
+            40: "outer",
+            70: None,
+            110: "global",
+            205: "version",
+            250: None,
+            320: None,
+            405: None,
+            505: "end",
+            520: None,
+        }
         assert {at: f[0].decode() if (f := found.find(CODE + at)) else None for at in expected} == expected
         assert found.find(CODE + 320, CODE + 300) == (b"assembler", CODE + 300)
         assert found.find(CODE + 320, CODE + 310) is None

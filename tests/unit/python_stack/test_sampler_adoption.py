@@ -142,9 +142,12 @@ def test_many_threads_are_asked_for_in_parts() -> None:
     assert [len(tids) for _, tids in world.asked] == [MAX_BLOCKED, 1]
 
 
-@given(st.binary(max_size=60) | st.recursive(st.none() | st.integers() | st.text(max_size=3), st.lists).map(
-    lambda value: json.dumps(value).encode()
-))  # fmt: skip
+@given(
+    st.binary(max_size=60)
+    | st.recursive(st.none() | st.integers() | st.text(max_size=3), st.lists).map(
+        lambda value: json.dumps(value).encode()
+    )
+)
 def test_any_answer_is_threads_or_an_error(payload: bytes) -> None:
     try:
         found = unpack_blocked(Message({}, payload))

@@ -35,9 +35,7 @@ class Machine:
         consumer = RingConsumer(
             self.assemble, "process.events", ready=lambda: self.until, full_share=share, rest_s=rest_s
         )
-        self.loop = DrainLoop(
-            self, {"samples": self.ring}, {"samples": consumer}, RowBuffer("n1", clock), clock
-        )
+        self.loop = DrainLoop(self, {"samples": self.ring}, {"samples": consumer}, RowBuffer("n1", clock), clock)
 
     def append(self, batches: Any, positions: Positions, pair: ClockPair) -> None:
         self.positions = positions

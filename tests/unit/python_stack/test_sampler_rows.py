@@ -87,11 +87,21 @@ def test_equal_stacks_of_a_thread_are_one_row(world: World) -> None:
     assert frames_of(told) == [("inner", "a.py", 9), ("outer", "a.py", 3)]
     assert told["complete"]
     assert row == {
-        "node": "n1", "ts": (1_000 + PAIR.mono_to_utc_ns) // GRID_NS * GRID_NS,
-        "job": "job2", "run": "run", "pid": 2, "start_ns": START,
-        "rank": 1, "tid": 2, "thread": "MainThread", "stack_id": told["stack_id"], "on_cpu": True, "gil": True,
-        "count": 3, "duration_ns": 3 * 10**9 // 20,
-    }  # fmt: skip
+        "node": "n1",
+        "ts": (1_000 + PAIR.mono_to_utc_ns) // GRID_NS * GRID_NS,
+        "job": "job2",
+        "run": "run",
+        "pid": 2,
+        "start_ns": START,
+        "rank": 1,
+        "tid": 2,
+        "thread": "MainThread",
+        "stack_id": told["stack_id"],
+        "on_cpu": True,
+        "gil": True,
+        "count": 3,
+        "duration_ns": 3 * 10**9 // 20,
+    }
 
 
 @pytest.mark.parametrize("other", [{"tid": 3}, {"kind": 2}, {"flags": 4}, {"flags": 1}, {"ktime": 3 * 10**9}])
@@ -105,8 +115,10 @@ def test_of_different_processes_nothing_is_added_up(world: World) -> None:
     frames = [world.knows(4096, "f", pid=pid) for pid in (2, 3, 4)]
     rows = world.samples(*(record(frame, tgid=pid, hash=1) for pid, frame in zip((2, 3, 4), frames, strict=True)))
     assert sorted((row["pid"], row["job"], row["rank"], row["duration_ns"]) for row in rows) == [
-        (2, "job2", 1, 50_000_000), (3, None, None, None), (4, "job4", 2, 50_000_000),
-    ]  # fmt: skip
+        (2, "job2", 1, 50_000_000),
+        (3, None, None, None),
+        (4, "job4", 2, 50_000_000),
+    ]
     assert len({row["stack_id"] for row in rows}) == 1
 
 
@@ -167,8 +179,12 @@ def test_code_that_is_gone_is_reported_and_counted(world: World) -> None:
     assert [("?", "?", None), ("f", "a.py", 1)] in [frames_of(row) for row in stacks]
     (loss,) = world.losses
     assert (loss.stage, loss.count, loss.pid, loss.source, loss.table) == (
-        "decode", 2, 2, "python_samples", "python.samples",
-    )  # fmt: skip
+        "decode",
+        2,
+        2,
+        "python_samples",
+        "python.samples",
+    )
     assert (loss.ts_from_ns, loss.ts_to_ns) == (5 + PAIR.mono_to_utc_ns, 7 + PAIR.mono_to_utc_ns)
 
 

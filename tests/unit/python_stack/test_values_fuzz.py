@@ -101,8 +101,11 @@ def image() -> dict[int, bytes]:
     recording = Recording()
     found = read_all(recording, OWN, id(ROOT))
     assert [v.text for v in found if isinstance(v, Value)][1:] == [
-        "True", "[1.5, ('a slot', None)]", "frozenset({'x'})", "[[[0]]]",
-    ]  # fmt: skip
+        "True",
+        "[1.5, ('a slot', None)]",
+        "frozenset({'x'})",
+        "[[[0]]]",
+    ]
     return recording.segments()
 
 

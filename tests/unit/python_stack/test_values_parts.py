@@ -43,9 +43,9 @@ def test_names_of_modules() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " x", "x ", "1", "x.", "x..y", "x[", "x[y]", "f()", "x[1.5]", "a b", "module:", "x" * 257,
-             "x" + ".y" * 17],
-)  # fmt: skip
+    "text",
+    ["", " x", "x ", "1", "x.", "x..y", "x[", "x[y]", "f()", "x[1.5]", "a b", "module:", "x" * 257, "x" + ".y" * 17],
+)
 def test_what_is_no_name(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_name(text)
@@ -69,9 +69,24 @@ def test_a_list_of_names_is_wanted(names: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["password", "passwd", "api_key", "apikey", "API_KEY", "hf_token", "secret", "credentials", "private_key",
-             "auth", "dbPassword", "_token", "aws_secret_access_key", "access_token"],
-)  # fmt: skip
+    "name",
+    [
+        "password",
+        "passwd",
+        "api_key",
+        "apikey",
+        "API_KEY",
+        "hf_token",
+        "secret",
+        "credentials",
+        "private_key",
+        "auth",
+        "dbPassword",
+        "_token",
+        "aws_secret_access_key",
+        "access_token",
+    ],
+)
 def test_names_of_secrets(name: str) -> None:
     assert names_secret(name)
 
@@ -163,9 +178,15 @@ def test_locals_of_outer_frames_are_cut_first() -> None:
 
 @pytest.mark.parametrize(
     ("count", "held"),
-    [(2, True), (0xFFFF_FFFF, True), (0x0004_0000_C000_0000, True), (1 << 63, True),
-     (0, False), (0x7F3A_1234_5670, False)],
-)  # fmt: skip
+    [
+        (2, True),
+        (0xFFFF_FFFF, True),
+        (0x0004_0000_C000_0000, True),
+        (1 << 63, True),
+        (0, False),
+        (0x7F3A_1234_5670, False),
+    ],
+)
 def test_a_freed_object_does_not_hold(count: int, held: bool) -> None:
     # A freed object keeps its other bytes for a while: in place of its count is a pointer, or NULL.
     memory = FakeMemory({0x10000: struct.pack("<QQ4080x", 1, 0x4000)})

@@ -68,9 +68,14 @@ class Bench:
         self.known = Known(trainer(7, 0))
         self.names: dict[int, tuple[str, ...]] = {7: ("trainer.step", "loss")}
         self.watch = VariableWatch(
-            self.values, self.sink, lambda who: self.names.get(who.pid, ()), self.known, self.clock, "n1",
+            self.values,
+            self.sink,
+            lambda who: self.names.get(who.pid, ()),
+            self.known,
+            self.clock,
+            "n1",
             interval_s=lambda: 0.01,
-        )  # fmt: skip
+        )
 
     def look(self) -> list[Future[None]]:
         begun = self.watch.look()

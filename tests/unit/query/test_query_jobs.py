@@ -14,8 +14,10 @@ from probing.daemon.query.gate import check
 def database() -> duckdb.DuckDBPyConnection:
     made = duckdb.connect()
     made.execute("CREATE SCHEMA comm; CREATE SCHEMA process; CREATE SCHEMA probing")
-    made.execute("CREATE TABLE comm.ops AS SELECT * FROM (VALUES ('a', 'x''y', '1', 1), ('b', 'u', 'secret', 2), "
-                 "(NULL, 'u', 'secret', 3)) t(job, run, op, rank)")  # fmt: skip
+    made.execute(
+        "CREATE TABLE comm.ops AS SELECT * FROM (VALUES ('a', 'x''y', '1', 1), ('b', 'u', 'secret', 2), "
+        "(NULL, 'u', 'secret', 3)) t(job, run, op, rank)"
+    )
     made.execute("CREATE TABLE process.processes AS SELECT 'b' AS job, 2 AS rank")
     return made
 

@@ -141,10 +141,21 @@ def test_a_job_that_is_shown_is_the_one_that_is_stored() -> None:
 
 
 _TIMES = st.sampled_from(
-    ["now()", "now() - INTERVAL 5 MINUTE", "now() + INTERVAL '2 hours'", "today()", "DATE '2026-11-18'",
-     "'2026-11-18 10:00:00'", "TIMESTAMP '2026-11-18 11:06:40.5'", "TIMESTAMPTZ '2026-11-18 11:06:40+01'",
-     f"make_timestamp_ns({NOW_NS - 7})", "current_date - 1", "to_timestamp(1795000000)", "o.t_call"]
-)  # fmt: skip
+    [
+        "now()",
+        "now() - INTERVAL 5 MINUTE",
+        "now() + INTERVAL '2 hours'",
+        "today()",
+        "DATE '2026-11-18'",
+        "'2026-11-18 10:00:00'",
+        "TIMESTAMP '2026-11-18 11:06:40.5'",
+        "TIMESTAMPTZ '2026-11-18 11:06:40+01'",
+        f"make_timestamp_ns({NOW_NS - 7})",
+        "current_date - 1",
+        "to_timestamp(1795000000)",
+        "o.t_call",
+    ]
+)
 _TS = st.sampled_from(["ts", "o.ts"])
 _TESTS = st.one_of(
     st.tuples(_TS, st.sampled_from(["<", "<=", ">", ">=", "=", "<>"]), _TIMES).map(" ".join),

@@ -55,8 +55,9 @@ def test_views_are_read_with_their_docs(directory: Path) -> None:
     (directory / "README").write_text("no view")
     views = UserViews(str(directory))
     assert [(row["name"], row["doc"], row["problem"]) for row in views.rows()] == [
-        ("a_first", "", None), ("slow", "What took long.", None)
-    ]  # fmt: skip
+        ("a_first", "", None),
+        ("slow", "What took long.", None),
+    ]
     assert check("SELECT * FROM view.a_first", NOW_NS, views=views.views).tables == ("comm.ops",)
 
 
@@ -77,7 +78,7 @@ def test_views_are_read_with_their_docs(directory: Path) -> None:
         ("large", "SELECT 1 -- " + "x" * MAX_BYTES, "longer than"),
         ("nested", "SELECT " + "(" * 3000 + "1" + ")" * 3000, "nested"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_view_says_why(directory: Path, name: str, text: str, problem: str) -> None:
     write(directory, "good", "SELECT 1 AS x")
     write(directory, name, text)
@@ -152,34 +153,83 @@ def test_tables_of_users_probes_are_asked_for(directory: Path) -> None:
 
 WHO = {"node": "n0", "job": "j", "run": "0", "pid": 7, "start_ns": 70, "rank": 3}
 ROWS: dict[str, list[dict[str, Any]]] = {
-    "train.steps": [{**WHO, "step": 4, "ts": 10 * SECOND, "t_end": 11 * SECOND, "duration_ns": SECOND,
-                     "source": "variable", "confidence": 1.0}],
-    "comm.ops": [
-        {**WHO, "ts": 10 * SECOND + 5, "op": "all_reduce", "seq": 1, "bytes": 10, "duration_ns": SECOND // 2,
-         "comm": "c", "t_done_hi": 10 * SECOND + SECOND // 2},
-        {**WHO, "ts": 12 * SECOND, "op": "barrier", "seq": 2, "bytes": 0, "duration_ns": 1, "comm": "c",
-         "t_done_hi": 12 * SECOND + 1},
+    "train.steps": [
+        {
+            **WHO,
+            "step": 4,
+            "ts": 10 * SECOND,
+            "t_end": 11 * SECOND,
+            "duration_ns": SECOND,
+            "source": "variable",
+            "confidence": 1.0,
+        }
     ],
-    "python.samples": [{**WHO, "ts": 10 * SECOND + 9, "thread": "main", "stack_id": 5, "on_cpu": True, "gil": True,
-                        "duration_ns": 1000, "count": 1}],
-    "python.stacks": [{"node": "n0", "ts": hour, "stack_id": 5, "complete": True,
-                       "frames": [{"func": "forward", "file": "m.py", "lineno": 9}]} for hour in (0, 3600)],
+    "comm.ops": [
+        {
+            **WHO,
+            "ts": 10 * SECOND + 5,
+            "op": "all_reduce",
+            "seq": 1,
+            "bytes": 10,
+            "duration_ns": SECOND // 2,
+            "comm": "c",
+            "t_done_hi": 10 * SECOND + SECOND // 2,
+        },
+        {
+            **WHO,
+            "ts": 12 * SECOND,
+            "op": "barrier",
+            "seq": 2,
+            "bytes": 0,
+            "duration_ns": 1,
+            "comm": "c",
+            "t_done_hi": 12 * SECOND + 1,
+        },
+    ],
+    "python.samples": [
+        {
+            **WHO,
+            "ts": 10 * SECOND + 9,
+            "thread": "main",
+            "stack_id": 5,
+            "on_cpu": True,
+            "gil": True,
+            "duration_ns": 1000,
+            "count": 1,
+        }
+    ],
+    "python.stacks": [
+        {
+            "node": "n0",
+            "ts": hour,
+            "stack_id": 5,
+            "complete": True,
+            "frames": [{"func": "forward", "file": "m.py", "lineno": 9}],
+        }
+        for hour in (0, 3600)
+    ],
     "cuda.syncs": [{**WHO, "ts": 10 * SECOND + 7, "op": "stream_synchronize", "duration_ns": 77}],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
     ("sql", "rows"),
     [
-        ("SELECT rank, op, step, into_step_ns, share_of_step FROM view.operations_in_steps",
-         [(3, "all_reduce", 4, 5, 0.5)]),
-        ("SELECT rank, op, thread, func, lineno, sampled_ns FROM view.python_in_long_operations",
-         [(3, "all_reduce", "main", "forward", 9, 1000)]),
-        ("SELECT epoch(ts), rank, step, operations_ns, bytes, cpu_ns, gpu_wait_ns FROM view.seconds_of_ranks"
-         " ORDER BY ts",
-         [(10.0, 3, 4, SECOND // 2, 10, 1000, 77), (12.0, 3, 4, 1, 0, 0, 0)]),
+        (
+            "SELECT rank, op, step, into_step_ns, share_of_step FROM view.operations_in_steps",
+            [(3, "all_reduce", 4, 5, 0.5)],
+        ),
+        (
+            "SELECT rank, op, thread, func, lineno, sampled_ns FROM view.python_in_long_operations",
+            [(3, "all_reduce", "main", "forward", 9, 1000)],
+        ),
+        (
+            "SELECT epoch(ts), rank, step, operations_ns, bytes, cpu_ns, gpu_wait_ns FROM view.seconds_of_ranks"
+            " ORDER BY ts",
+            [(10.0, 3, 4, SECOND // 2, 10, 1000, 77), (12.0, 3, 4, 1, 0, 0, 0)],
+        ),
     ],
-)  # fmt: skip
+)
 def test_examples_of_views(directory: Path, sql: str, rows: list[tuple[Any, ...]]) -> None:
     for path in EXAMPLES.glob("*.sql"):
         write(directory, path.stem, path.read_text())
@@ -211,8 +261,10 @@ def test_views_are_listed_beside_the_tables(directory: Path) -> None:
     assert told["good"] == ("Good.", "view", "comm.ops")
     assert told["bad"][0].startswith("Cannot be used: the function read_text is not allowed")
     assert [(row["table_name"], row["column_name"]) for row in rows("probing.column_docs")] == [
-        ("good", "rank"), ("good", "n")
-    ]  # fmt: skip
+        ("good", "rank"),
+        ("good", "n"),
+    ]
     assert [(row["node"], row["name"], row["sql"] is None) for row in rows("probing.views")] == [
-        ("n0", "bad", True), ("n0", "good", False)
-    ]  # fmt: skip
+        ("n0", "bad", True),
+        ("n0", "good", False),
+    ]

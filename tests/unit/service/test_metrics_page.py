@@ -28,10 +28,20 @@ from probing.daemon.service.metrics.parts import MOST_SERIES, PARTS
 from probing.daemon.service.metrics.scrape import Scraper
 
 ROOT = Path(__file__).resolve().parents[3]
-STATUS = {"state": "running", "processes": 2, "store_bytes": 1 << 33, "store_segments": 3, "drain_backlog_bytes": 0,
-          "drain_age_ms": 40, "waiting_rows": 3, "losses": [{"source": "gloo", "stage": "ring", "reported": 2}],
-          "sources": [{"name": "gloo", "state": "running", "rows": 7, "lost": 1},
-                      {"name": "cuda", "state": "degraded", "rows": 0, "lost": 0}]}  # fmt: skip
+STATUS = {
+    "state": "running",
+    "processes": 2,
+    "store_bytes": 1 << 33,
+    "store_segments": 3,
+    "drain_backlog_bytes": 0,
+    "drain_age_ms": 40,
+    "waiting_rows": 3,
+    "losses": [{"source": "gloo", "stage": "ring", "reported": 2}],
+    "sources": [
+        {"name": "gloo", "state": "running", "rows": 7, "lost": 1},
+        {"name": "cuda", "state": "degraded", "rows": 0, "lost": 0},
+    ],
+}
 
 
 def rows(labels: dict[str, str], **values: float) -> list[dict[str, Any]]:
@@ -47,8 +57,9 @@ def full() -> Readings:
         )
         for part in PARTS
     }
-    return Readings("1.2", "n0", made, {}, STATUS, running_queries=1, seconds=0.25, waiting_queries=2,
-                    calls={"query": 5})  # fmt: skip
+    return Readings(
+        "1.2", "n0", made, {}, STATUS, running_queries=1, seconds=0.25, waiting_queries=2, calls={"query": 5}
+    )
 
 
 def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -77,8 +88,11 @@ def test_the_daemon_s_own_health_is_shown() -> None:
     for method, outcome in (("Query", "ok"), ("DoGet", "failed"), ("Status", "ok"), ("Status", "cancelled")):
         times.call(method, 0.02, outcome)
     found = samples(page_text(full(), times))
-    states = {dict(own)["state"]: value for (name, own), value in found.items()
-              if name == "probingd_source_state" and ("source", "cuda") in own}  # fmt: skip
+    states = {
+        dict(own)["state"]: value
+        for (name, own), value in found.items()
+        if name == "probingd_source_state" and ("source", "cuda") in own
+    }
     assert states == {"running": 0, "degraded": 1, "paused": 0, "stopped": 0, "other": 0}
     assert found["probingd_losses_total", (("source", "gloo"), ("stage", "ring"))] == 2
     assert found["probingd_drain_age_seconds", ()] == pytest.approx(0.04)
@@ -105,9 +119,16 @@ def test_what_was_not_read_is_absent_and_named() -> None:
 def test_a_thousand_communicators_and_many_ranks_give_a_bounded_page() -> None:
     # GIVEN a node with 5,000 jobs whose names are hostile, each rank with 1,000 communicators
     many = [
-        {"job": f"j\n\"{n}\ud800{'x' * 5000}", "rank": n, "since_ns": 1, "communicators": 1000, "operations": 1000,
-         "age_ns": n} for n in range(5000)
-    ]  # fmt: skip
+        {
+            "job": f'j\n"{n}\ud800{"x" * 5000}',
+            "rank": n,
+            "since_ns": 1,
+            "communicators": 1000,
+            "operations": 1000,
+            "age_ns": n,
+        }
+        for n in range(5000)
+    ]
     page = page_text(Readings("1", "n", {"progress": many, "inflight": many}, {}, STATUS), RequestTimes())
     found = samples(page)
     # THEN no label names a communicator, and a part has at most so many series

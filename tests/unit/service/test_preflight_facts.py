@@ -97,8 +97,9 @@ class Tables:
 
     def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int) -> Iterator[Item]:
         for index, sql in enumerate(statements):
-            table = next(word for word in sql.split() if "." in word and word.split(".")[0] in
-                         ("gpu", "rdma", "host", "process"))  # fmt: skip
+            table = next(
+                word for word in sql.split() if "." in word and word.split(".")[0] in ("gpu", "rdma", "host", "process")
+            )
             if table == self.fail:
                 yield StatementEnd(index, error=QueryTimeout("too late"))
                 continue

@@ -18,9 +18,16 @@ NAMES = ("job", "run", "finding_id", "verdict", "severity", "sentence", "found_b
 TEXTS = (*NAMES, "ranks", "nodes", "victims", "about")
 LISTS = ("culprits", "evidence", "missing", "refuted_by", "next_steps", "stacks")
 ROW: dict[str, Any] = {
-    **dict.fromkeys(TEXTS, "x"), **dict.fromkeys(LISTS, "[]"), "job": "j", "run": "r", "state": "open",
-    "confidence": 0.9, "since": None, "opened": 7, "closed": None,
-}  # fmt: skip
+    **dict.fromkeys(TEXTS, "x"),
+    **dict.fromkeys(LISTS, "[]"),
+    "job": "j",
+    "run": "r",
+    "state": "open",
+    "confidence": 0.9,
+    "since": None,
+    "opened": 7,
+    "closed": None,
+}
 
 
 class Watch:
@@ -43,11 +50,23 @@ def test_rows_of_known_jobs_are_taken() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"node": "n1"}, {"ts": 7}, {"more": 1}, {"job": None}, {"state": "perhaps"}, {"opened": None}, {"opened": "x"},
-        {"opened": 1 << 63}, {"confidence": "high"}, {"stacks": "{}"}, {"stacks": "["}, {"stacks": None},
-        {"stacks": "[" * 100_000}, {"sentence": 7}, {"job": "x" * 5000},
+        {"node": "n1"},
+        {"ts": 7},
+        {"more": 1},
+        {"job": None},
+        {"state": "perhaps"},
+        {"opened": None},
+        {"opened": "x"},
+        {"opened": 1 << 63},
+        {"confidence": "high"},
+        {"stacks": "{}"},
+        {"stacks": "["},
+        {"stacks": None},
+        {"stacks": "[" * 100_000},
+        {"sentence": 7},
+        {"job": "x" * 5000},
     ],
-)  # fmt: skip
+)
 def test_what_is_no_row_is_refused(change: Mapping[str, Any]) -> None:
     watch = Watch()
     with pytest.raises(UsageError):

@@ -93,9 +93,7 @@ def test_a_day_that_is_over_is_tidied_up() -> None:
     assert chosen(late, NOON_NS + DAY_NS) == []
 
 
-def grown(
-    counts: list[int], limits: StoreLimits, footer: int = 0, width: int = 1
-) -> tuple[list[Segment], float, int]:
+def grown(counts: list[int], limits: StoreLimits, footer: int = 0, width: int = 1) -> tuple[list[Segment], float, int]:
     """Merges segments of these rows of ``width`` bytes as they come one by one.
 
     Returns those that remain, how often a row was rewritten on average, and the most segments at once.
@@ -149,9 +147,15 @@ def open_store(
     worker: Callable[[Files], Worker] = LocalWorker,
 ) -> Store:
     return Store.open(
-        ROOT, node="n1", clock=clock or support.clock(), limits=limits, files=files, tables=support.TABLES,
-        background=False, worker=worker,
-    )  # fmt: skip
+        ROOT,
+        node="n1",
+        clock=clock or support.clock(),
+        limits=limits,
+        files=files,
+        tables=support.TABLES,
+        background=False,
+        worker=worker,
+    )
 
 
 def fill(store: Store, first: int = 0, count: int = 12, table: Table = support.SMALL) -> list[int]:
@@ -583,9 +587,15 @@ def test_each_row_group_of_a_large_one_is_narrow_in_time() -> None:
     snapshot = store.snapshot()["tables"]["t.small"]
     assert [s["rows"] for s in snapshot] == [360_000]
     segment = Segment(
-        "t.small", str(Path(snapshot[0]["path"]).relative_to(ROOT)), snapshot[0]["size"], snapshot[0]["crc"], 360_000,
-        0, 0, (1, 12),
-    )  # fmt: skip
+        "t.small",
+        str(Path(snapshot[0]["path"]).relative_to(ROOT)),
+        snapshot[0]["size"],
+        snapshot[0]["crc"],
+        360_000,
+        0,
+        0,
+        (1, 12),
+    )
     found = read_segment(files, ROOT, segment, ["id"]).column("id").to_pylist()
     groups = [found[i : i + 131_072] for i in range(0, 360_000, 131_072)]
     assert max(groups[0]) < 210_000

@@ -67,9 +67,15 @@ def dumped(value: Any) -> bytes:
 
 GOOD_META = {"boot_id": "b", "clock": [1, 2, 3], "positions": {}, "chunks": []}
 GOOD_SEGMENT = {
-    "table": "t.small", "path": "t.small/date=2026-09-21/000000000001-000000000001.parquet", "size": 1, "crc": 2,
-    "rows": 3, "ts_min": 4, "ts_max": 5, "parts": [1, 1],
-}  # fmt: skip
+    "table": "t.small",
+    "path": "t.small/date=2026-09-21/000000000001-000000000001.parquet",
+    "size": 1,
+    "crc": 2,
+    "rows": 3,
+    "ts_min": 4,
+    "ts_max": 5,
+    "parts": [1, 1],
+}
 
 
 def check_record(record: Record) -> None:
@@ -87,9 +93,14 @@ def start(files: support.MemoryFiles) -> list[int]:
     """Starts a store on these files, appends, seals and starts again; returns the ids of ``t.small`` found first."""
     for again in (False, True):
         with Store.open(
-            ROOT, node="n1", clock=support.clock(), limits=StoreLimits(keep_free_bytes=0, max_age_s=1e9), files=files,
-            tables=support.TABLES, background=False,
-        ) as store:  # fmt: skip
+            ROOT,
+            node="n1",
+            clock=support.clock(),
+            limits=StoreLimits(keep_free_bytes=0, max_age_s=1e9),
+            files=files,
+            tables=support.TABLES,
+            background=False,
+        ) as store:
             found = store.rows("t.small", ["id"]).column("id").to_pylist()
             if not again:
                 first = found

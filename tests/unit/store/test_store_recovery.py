@@ -138,9 +138,7 @@ CELLS: dict[tuple[str, str], Cell] = {
     ("segment", "checksum"): Cell(lambda r: flip(segment(r), segment(r).stat().st_size - 6), *SEGMENT_LOST),
     ("segment", "content"): Cell(lambda r: flip(segment(r), 200), *SEGMENT_LOST),
     ("segment", "missing file"): Cell(lambda r: segment(r).unlink(), *SEGMENT_LOST),
-    ("segment", "foreign file"): Cell(
-        lambda r: segment(r).write_bytes(segment(r, 2).read_bytes()), *SEGMENT_LOST
-    ),
+    ("segment", "foreign file"): Cell(lambda r: segment(r).write_bytes(segment(r, 2).read_bytes()), *SEGMENT_LOST),
     ("manifest", "torn last record"): Cell(lambda r: cut(r / "manifest"), *MANIFEST_MADE),
     ("manifest", "bad header"): Cell(lambda r: flip(r / "manifest", 12), *MANIFEST_MADE),
     ("manifest", "length"): Cell(
@@ -206,7 +204,7 @@ def test_each_corruption_of_each_kind_of_file(root: Path, where: str, what: str)
         lambda r: (r / "manifest.tmp").mkdir(),
         lambda r: (r / "manifest.tmp").symlink_to("/etc/hostname"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_file_keeps_no_store_from_starting(root: Path, damage: Callable[[Path], object]) -> None:
     damage(root)
     with open_store(root) as store:

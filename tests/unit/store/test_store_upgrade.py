@@ -31,9 +31,13 @@ ALL = [*range(1, 61)]
 
 def rows(ids: list[int], table: Table) -> pa.RecordBatch:
     columns: dict[str, list[Any]] = {
-        "node": ["n1"] * len(ids), "ts": [support.START_NS + i for i in ids], "id": ids,
-        "name": [f"name-{i % 5}" for i in ids], "note": ids, "gone": ids,
-    }  # fmt: skip
+        "node": ["n1"] * len(ids),
+        "ts": [support.START_NS + i for i in ids],
+        "id": ids,
+        "name": [f"name-{i % 5}" for i in ids],
+        "note": ids,
+        "gone": ids,
+    }
     return pa.RecordBatch.from_arrays(
         [pa.array(columns[f.name], f.type) for f in table.physical], schema=table.physical
     )

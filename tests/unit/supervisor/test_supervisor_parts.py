@@ -30,9 +30,7 @@ def test_a_fatal_error_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.message, found.hint) == ("newer", "upgrade")
 
 
-def test_without_a_supervisor_it_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_supervisor_it_is_printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv(fatal.ERROR_FD, raising=False)
 
     def main() -> int:
@@ -42,9 +40,7 @@ def test_without_a_supervisor_it_is_printed(
     assert capfd.readouterr().err == "error: two lines [31m\nhint: a hint\n"
 
 
-def test_a_closed_pipe_does_not_swallow_it(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_closed_pipe_does_not_swallow_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     monkeypatch.setenv(fatal.ERROR_FD, str(write))

@@ -106,9 +106,7 @@ def test_tables_are_kept_and_never_change_a_type(tmp_path: Path) -> None:
     assert UserTables(tmp_path / "t.json").described() == tables.described()
 
 
-def test_a_file_of_tables_that_makes_no_sense_costs_no_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_of_tables_that_makes_no_sense_costs_no_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "t.json"
     for text in ("", "{}", "[1]", '[{"name": "p", "doc": "", "columns": [["a", "f64", ""]]}]', "[" * 10_000):
         path.write_text(text)

@@ -120,9 +120,15 @@ class Adoption:
     ) -> list[OffCpuThread]:
         pid, start_ns = process.key
         answer = self._readers.call(
-            "blocked", pid=pid, start_ns=start_ns, timeout=2 * _ASK_S,
-            runtime=runtime.to_dict(), threads=threads, frames=frames, timeout_ms=int(_ASK_S * 1000),
-        )  # fmt: skip
+            "blocked",
+            pid=pid,
+            start_ns=start_ns,
+            timeout=2 * _ASK_S,
+            runtime=runtime.to_dict(),
+            threads=threads,
+            frames=frames,
+            timeout_ms=int(_ASK_S * 1000),
+        )
         return unpack_blocked(answer)
 
 
