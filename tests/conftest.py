@@ -9,11 +9,37 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import costs
 import pytest
 import waiting
+from long import LONG
 
 # Whoever runs the tests in the background of a script has Ctrl-C ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure() -> None:
+    costs.count_processes()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves tests marked ``long`` to `make test-all`."""
+    left_out = [] if LONG else [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    costs.begin_test()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    with costs.spent(f"fixture {fixturedef.argname}"):
+        return (yield)
 
 
 @pytest.fixture
@@ -45,9 +71,11 @@ def _no_skip(report: pytest.TestReport | pytest.CollectReport, item: pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI a test that needs the kernel or root may not be left out."""
+    """In CI a test that needs the kernel or root may not be left out. The last report of a test has its costs."""
     report = yield
     _no_skip(report, item)
+    if report.when == "teardown":
+        report.user_properties.extend(costs.properties())
     return report
 
 

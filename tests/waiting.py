@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from costs import spent
+
 __all__ = ("DEADLINE_S", "until", "whole_lines")
 
 T = TypeVar("T")
 # A guest whose instructions QEMU translates needs more.
+_REST = 4.0
+_LONGEST_REST_S = 1.0
 DEADLINE_S = float(os.environ.get("PROBINGD_TEST_DEADLINE_S", "60"))
 
 
@@ -22,17 +26,24 @@ def until(
     what: str | Callable[[], object] = "the condition",
     poll_s: float = 0.01,
 ) -> T:
-    """Returns the first true value of ``condition``, which is called every ``poll_s`` seconds.
+    """Returns the first true value of ``condition``.
+
+    Calls it every ``poll_s`` seconds, and not so often that it takes more than a fifth of the time: a condition that
+    asks a daemon must not take the CPU from what it waits for.
 
     Raises AssertionError after ``seconds`` without one; the message names ``what``, which may be a function that
     describes the state at that time.
     """
     deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:g} s for {what() if callable(what) else what}")
-        time.sleep(poll_s)
-    return value
+    with spent("waits for conditions"):
+        while True:
+            begun = time.monotonic()
+            if value := condition():
+                return value
+            now = time.monotonic()
+            if now > deadline:
+                raise AssertionError(f"waited {seconds:g} s for {what() if callable(what) else what}")
+            time.sleep(max(poll_s, min(_REST * (now - begun), _LONGEST_REST_S)))
 
 
 def whole_lines(path: Path) -> list[str]:

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from client_in_process import probingctl
+from costs import spent
 from process_tree import arguments, family
 from waiting import DEADLINE_S
 
 from probing.client.cluster import Cluster
+from probing.daemon.bpf import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "train_ddp.py"
@@ -78,6 +81,10 @@ class Daemon:
         return self
 
     def wait_ready(self) -> None:
+        with spent("start of a daemon"):
+            self._wait_ready()
+
+    def _wait_ready(self) -> None:
         assert self.process is not None
         assert self.process.stdout is not None
         deadline = time.monotonic() + PATIENCE
@@ -92,20 +99,21 @@ class Daemon:
         pytest.fail(f"the daemon did not become ready:\n{self.log.read_text()[-4000:]}")
 
     def stop(self, signal_number: int = signal.SIGTERM) -> int:
-        if self.process is None:
-            return 0
-        if self.process.poll() is None:
-            self.process.send_signal(signal_number)
+        with spent("stop of a daemon"):
+            return 0 if self.process is None else self._stop(self.process, signal_number)
+
+    def _stop(self, process: subprocess.Popen[str], signal_number: int) -> int:
+        if process.poll() is None:
+            process.send_signal(signal_number)
         try:
-            code = self.process.wait(PATIENCE)
+            return process.wait(PATIENCE)
         finally:
-            if self.process.poll() is None:
-                self.process.kill()
-                self.process.wait()
-            if self.process.stdout is not None:
-                self.process.stdout.close()
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
             self.process = None
-        return code
 
     def children(self) -> dict[str, list[int]]:
         """Pids of the daemon's own processes by module name."""
@@ -118,9 +126,8 @@ class Daemon:
         return found
 
     def ctl(self, *args: str, check: int | None = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [str(BIN / "probingctl"), "-t", self.target, *args], capture_output=True, text=True, timeout=PATIENCE
-        )
+        """Runs ``probingctl`` within this process; it must end with ``check``."""
+        done = probingctl("-t", self.target, *args)
         if check is not None:
             assert done.returncode == check, (
                 f"{args}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.tail()}"
@@ -154,5 +161,6 @@ def directory_for_daemons() -> Iterator[Path]:
 
 
 def remove(daemon: Daemon) -> None:
+    """Stops the daemon, and removes the probes that it left if it was killed."""
     daemon.stop()
-    subprocess.run([str(BIN / "probingd"), "cleanup", "--instance", daemon.instance], check=False, capture_output=True)
+    pins.cleanup(daemon.instance)

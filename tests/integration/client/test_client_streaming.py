@@ -17,6 +17,7 @@ import pytest
 from client_fake_node import FakeNode, operation
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError, QueryError, QueryMemory
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -212,7 +213,7 @@ _FEW = pa.array(["u", "v"]).dictionary_encode()
 _GOOD = _answer(pa.table({"n": [1, 2], "t": ["x", None], "l": [[1], []], "d": _FEW}))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(data=st.data())
 def test_a_damaged_answer_is_rows_or_a_known_error(data: st.DataObject) -> None:
     damaged = bytearray(_GOOD)

@@ -21,6 +21,7 @@ from adbc_driver_manager import ProgrammingError
 from authority import Authority
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long import examples
 from query_helpers import operations
 from service_helpers import Service, serving
 from waiting import until
@@ -45,7 +46,7 @@ value = "{TEAM}"
 """
 BEARER = (("authorization", f"Bearer {READER}"),)
 METHODS = [method.name for method in flight.DESCRIPTOR.services_by_name["FlightService"].methods]
-few = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @dataclass

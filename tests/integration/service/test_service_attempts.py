@@ -18,6 +18,7 @@ import pytest
 from authority import Authority
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long import examples
 from query_helpers import operations
 from service_helpers import Service, serving
 from waiting import until
@@ -43,7 +44,7 @@ scope = "peer"
 value = "{NODE}"
 """
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Node"].methods]
-few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @dataclass

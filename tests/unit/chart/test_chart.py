@@ -18,6 +18,7 @@ import yaml
 from helm_child import Helm, HelmRefusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.daemon.config import Config
 from probing.daemon.service.auth import check_listen
@@ -210,7 +211,7 @@ def test_wrong_values_are_refused(name: str) -> None:
     age=st.floats(0, 1e6),
     switch=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_values_reach_the_daemon_as_they_are(texts: list[str], size: int, age: float, switch: bool) -> None:
     store = {"max_bytes": size, "max_age_days": age}
     config = {"store": store, "probes": {"fuse": switch}, "logs": {"patterns": texts}}

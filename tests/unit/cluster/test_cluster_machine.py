@@ -6,6 +6,7 @@ import pytest
 from gossip_network import WALL_S, Network, Node, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.daemon.cluster.messages import MAX_BYTES, Message
 from probing.daemon.cluster.record import Claim, Record
@@ -119,7 +120,7 @@ def test_two_halves_fail_each_other_and_find_each_other_again() -> None:
     assert network.run(60, lambda: agreeing(network, nodes))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     count=st.integers(2, 9),

@@ -10,6 +10,7 @@ import pytest
 from diagnosis_cases import NOW, facts, frame, rank
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.change_point import change_point
@@ -66,13 +67,13 @@ def test_a_slow_start_hides_nothing() -> None:
     assert found.index == 63
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(seed=st.integers(0, 1 << 30), count=st.integers(0, 200), jitter=st.floats(0, 0.9))
 def test_noise_is_no_change(seed: int, count: int, jitter: float) -> None:
     assert change_point(steps((count, 1.0), jitter=jitter, seed=seed)) is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(seed=st.integers(0, 1 << 30), before=st.integers(20, 100), after=st.integers(10, 50), ratio=st.floats(1.5, 10))
 def test_a_real_change_is_found_where_it_is(seed: int, before: int, after: int, ratio: float) -> None:
     found = change_point(steps((before, 1.0), (after, ratio), jitter=0.1, seed=seed))

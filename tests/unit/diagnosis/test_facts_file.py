@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.errors import FormatError, UsageError
 from probing.diagnosis.facts import (
@@ -195,7 +196,7 @@ _ANY = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_no_change_of_the_bytes_does_worse_than_a_format_error(data: st.DataObject) -> None:
     changed = bytearray(to_json(FACTS))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -205,7 +206,7 @@ def test_no_change_of_the_bytes_does_worse_than_a_format_error(data: st.DataObje
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_no_change_of_a_value_does_worse_than_a_format_error(data: st.DataObject) -> None:
     changed = json.loads(to_json(FACTS))
     place: Any = changed

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 from simulated_jobs import Blindness, Call, Job, Outcome, blinded, jobs, simulated
 
 from probing.diagnosis.facts import Facts
@@ -28,7 +29,7 @@ def named(facts: Facts) -> set[int]:
     return {culprit.rank for finding in errors(facts) for culprit in finding.culprits}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(jobs())
 def test_the_true_culprit_is_found_exactly(job: Job) -> None:
     outcome = simulated(job)
@@ -41,7 +42,7 @@ def test_the_true_culprit_is_found_exactly(job: Job) -> None:
         assert finding.confidence >= 0.9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(jobs(stuck=3))
 def test_several_culprits_are_found_exactly_and_none_of_them_waits(job: Job) -> None:
     outcome = simulated(job)
@@ -49,7 +50,7 @@ def test_several_culprits_are_found_exactly_and_none_of_them_waits(job: Job) -> 
     assert not named(outcome.facts) & outcome.waiting
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     jobs(stuck=2),
     st.integers(0, 10**6),
@@ -71,7 +72,7 @@ def test_with_losses_clocks_and_missing_witnesses_no_other_rank_is_named(
     assert {f.verdict.id for f in found} <= {"not_joined", "cannot_tell"}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(jobs(stuck=0), st.data(), st.integers(0, 10**6), st.booleans())
 def test_with_losses_no_other_rank_is_the_odd_one(job: Job, data: st.DataObject, seed: int, hide: bool) -> None:
     members = job.comms[0]
@@ -82,7 +83,7 @@ def test_with_losses_no_other_rank_is_the_odd_one(job: Job, data: st.DataObject,
     assert named(blinded(outcome.facts, Blindness(seed, 0.2, 5.0, unseen))) <= odd
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(jobs(), st.sampled_from([0.05, 5.0, -5.0]))
 def test_clocks_that_differ_change_no_verdict(job: Job, ahead_s: float) -> None:
     outcome = simulated(job)
@@ -91,7 +92,7 @@ def test_clocks_that_differ_change_no_verdict(job: Job, ahead_s: float) -> None:
     assert named(left) == outcome.truth
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(jobs(), st.integers(0, 10**6))
 def test_with_all_stacks_losses_hide_no_culprit_that_stands_elsewhere(job: Job, seed: int) -> None:
     outcome = simulated(job)
@@ -102,7 +103,7 @@ def test_with_all_stacks_losses_hide_no_culprit_that_stands_elsewhere(job: Job, 
         assert found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(jobs(stuck=0), st.data())
 def test_a_rank_that_calls_something_else_is_the_odd_one(job: Job, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, len(job.programs) - 1))
@@ -119,7 +120,7 @@ def test_a_rank_that_calls_something_else_is_the_odd_one(job: Job, data: st.Data
     assert set(found[0].victims) | culprits == outcome.waiting
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(jobs(stuck=0), st.data())
 def test_calls_in_another_order_are_a_deadlock_of_ranks_that_wait_for_each_other(job: Job, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, len(job.programs) - 1))
@@ -134,7 +135,7 @@ def test_calls_in_another_order_are_a_deadlock_of_ranks_that_wait_for_each_other
         assert {c.rank for c in finding.culprits} | set(finding.victims) == outcome.waiting
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(jobs(stuck=0))
 def test_a_job_that_runs_to_its_end_has_no_finding(job: Job) -> None:
     outcome = simulated(job)

@@ -10,6 +10,7 @@ import pytest
 from diagnosis_cases import ago, facts, node, rank
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Condition, Exit, Facts, Rank, Series
@@ -173,7 +174,7 @@ def test_one_reading_and_none() -> None:
     )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(seed=st.integers(0, 1 << 30), count=st.integers(2, 64), noise=st.floats(0, 0.3))
 def test_memory_that_wanders_is_no_leak(seed: int, count: int, noise: float) -> None:
     rng = random.Random(seed)

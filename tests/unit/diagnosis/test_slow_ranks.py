@@ -9,6 +9,7 @@ import pytest
 from diagnosis_cases import WORLD, comm, facts, frame, history, node, op, rank, shifted
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.diagnosis.arrivals import arrivals
 from probing.diagnosis.case import Case
@@ -214,7 +215,7 @@ def test_hosts_that_run_ahead_of_their_gpus_lower_the_confidence() -> None:
     assert finding.confidence <= 0.6
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     ranks=st.sampled_from((2, 4, 8)),
     slow=st.integers(0, 7),
@@ -235,7 +236,7 @@ def test_never_another_rank_with_clocks_apart_and_a_fifth_of_the_operations_drop
         assert named == [slow]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(slow=st.integers(0, 3), seed=st.integers(0, 1 << 30), apart=st.sampled_from((0.05, 5.0, -5.0)))
 def test_never_a_victim_of_another_group(slow: int, seed: int, apart: float) -> None:
     job = grid(slow, 30, seed)

@@ -9,6 +9,7 @@ import pytest
 from federation_support import NOW_NS, Nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 SECOND = 1_000_000_000
 
@@ -132,7 +133,7 @@ def _processes(node: int) -> list[dict[str, Any]]:
     return [{"job": "ab"[i % 2], "rank": i, "pid": 100 * node + i} for i in range(4)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     NODES,
     st.lists(st.sampled_from(AGGREGATES), min_size=1, max_size=4),
@@ -149,7 +150,7 @@ def test_aggregates_are_those_of_the_union(rows: list[Any], aggregates: list[str
         nodes.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     NODES,
     st.sampled_from(["ts", "bytes DESC", "-seq", "op, bw DESC NULLS FIRST", "2", "length(op) DESC, rank NULLS FIRST"]),
@@ -196,7 +197,7 @@ def test_joins(fixed: Nodes, join: str, where: str) -> None:
     fixed.check(_join(join, where), kind="ship")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(NODES, st.sampled_from(JOINS))
 def test_joins_are_those_of_the_union(rows: list[Any], chosen: tuple[str, str]) -> None:
     nodes = Nodes(rows)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.tables import table_named
 from probing.daemon.bpf.build import FOLDER, build
@@ -218,7 +219,7 @@ def test_inflight_has_its_logical_schema(dtype: np.dtype[Any]) -> None:
     assert maker.inflight(np.zeros(0, dtype)).num_rows == 0
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_record_breaks_the_batch(dtype: np.dtype[Any], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 9))

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long import examples
 from operation_support import operations_of
 
 from probing.api.tables import table_named
@@ -230,7 +231,7 @@ def test_a_new_role_keeps_the_other_columns(dtype: np.dtype[Any]) -> None:
     assert (gone["parallel_role"], gone["state"], gone["cuda_device"]) == ("pp", "destroyed", 3)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 @given(data=st.data())
 def test_hostile_records_give_valid_rows(dtype: np.dtype[Any], data: st.DataObject) -> None:
     raw = data.draw(st.binary(min_size=3 * dtype.itemsize, max_size=3 * dtype.itemsize))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.errors import UnsupportedTarget, UsageError
 from probing.daemon.elf.file import Elf
@@ -195,7 +196,7 @@ def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return library, places
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_spoilt_information_gives_an_answer_or_a_typed_error(
     data: st.DataObject, original: tuple[Path, list[range]], tmp_path: Path

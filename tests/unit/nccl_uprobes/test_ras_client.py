@@ -11,6 +11,7 @@ import pytest
 from doubles.ras_listener import RasListener
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.errors import ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.nccl_uprobes.ras import client as ras_client
@@ -83,7 +84,7 @@ def test_a_connection_that_is_reset_is_an_error(listening: Listening) -> None:
         ask_ras(ours)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.binary(max_size=300), st.booleans())
 def test_any_answer_gives_a_report_or_a_typed_error(answer: bytes, greeted: bool) -> None:
     ours, theirs = socket.socketpair()

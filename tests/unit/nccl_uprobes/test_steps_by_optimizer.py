@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 from test_steps_found import MS, PAIR, STEP, Call, Processes, Sink, feed, numbers, operations
 
 from probing.daemon.clock import ClockPair
@@ -204,7 +205,7 @@ any_record = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(any_record, max_size=80), st.booleans())
 def test_no_record_breaks_it(made: list[tuple[int, ...]], ordered: bool) -> None:
     seen = np.array(sorted(made) if ordered else made, RECORD)

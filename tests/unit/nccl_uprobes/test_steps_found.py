@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 from operation_support import operations_of
 
 from probing.daemon.arrow import batch_of
@@ -297,7 +298,7 @@ hostile = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(hostile, max_size=12), max_size=4), st.integers(1, 12))
 def test_hostile_operations_are_taken(parts: list[list[dict[str, Any]]], times: int) -> None:
     sink = Sink()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 from native_image import CODE, Function, descriptor, image
 
 from probing.api.errors import CorruptTarget, TargetError, UnsupportedTarget
@@ -193,7 +194,7 @@ def real() -> Iterator[tuple[int, bytes, int, int]]:
         yield fd, data, header.offset, header.vaddr + 4 + frames - header.vaddr + header.offset
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=30), ask=st.integers(0, 5000))
 def test_damaged_files_are_refused_or_read(
     real: tuple[int, bytes, int, int], changes: list[tuple[int, int]], ask: int

@@ -7,6 +7,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 from python_stack_image import BASE, Image, debug_offsets
 
 from probing.api.errors import NotPython, ProbingError, UnsupportedTarget
@@ -160,7 +161,7 @@ def test_a_free_threaded_build_is_named_as_the_reason() -> None:
         find_runtime(memory_of(elf(exported={}, data=data)).read_many, [mapping()])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_any_file_in_memory(data: st.DataObject) -> None:
     file = elf(exported={b"_PyRuntime": DATA, b"Py_Version": DATA + 8}, data=debug_offsets(13) * 2)
@@ -180,7 +181,7 @@ def test_any_file_in_memory(data: st.DataObject) -> None:
     assert memory.bytes_read < 16 << 20
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(noise=st.binary(min_size=1, max_size=256), path=st.sampled_from([b"/x/python3.9", b"/x/trainer"]))
 def test_noise_as_data(noise: bytes, path: bytes) -> None:
     data = (noise * (8192 // len(noise) + 1))[:8192]

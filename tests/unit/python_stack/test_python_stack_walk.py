@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 from python_stack_image import BASE, Image, debug_offsets
 
 from probing.api.errors import CorruptTarget, ProbingError, TargetTimeout
@@ -284,7 +285,7 @@ def test_the_oldest_of_many_threads_are_read(layout: Layout) -> None:
     assert found.complete
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_spoilt_memory(data: st.DataObject) -> None:
     layout = data.draw(st.sampled_from(LAYOUTS))
@@ -311,7 +312,7 @@ def test_spoilt_memory(data: st.DataObject) -> None:
     assert memory.calls < 20_000
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(noise=st.binary(min_size=1, max_size=4096), layout=st.sampled_from(LAYOUTS))
 def test_noise(noise: bytes, layout: Layout) -> None:
     memory = FakeMemory({BASE: (noise * (65_536 // len(noise) + 1))[:65_536]})

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 from sampler_records import FRAMES, SAMPLE, START, code, record
 
 from probing.api.tables import table_named
@@ -211,7 +212,7 @@ def test_stacks_are_stored_again_after_an_hour(world: World) -> None:
     assert told == [True, False, True, False]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(min_size=SAMPLE.itemsize, max_size=SAMPLE.itemsize), st.integers(0, 3), st.booleans())
 def test_whatever_a_record_holds_becomes_rows_or_losses(data: bytes, kind: int, known: bool) -> None:
     world = World()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.memory import PAGE, FakeMemory, ProcessMemory, Range
@@ -137,7 +138,7 @@ def interesting(image: dict[int, bytes]) -> list[int]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_a_spoilt_image_gives_values_or_reasons(image: dict[int, bytes], data: st.DataObject) -> None:
     near = interesting(image)
@@ -190,7 +191,7 @@ def frame_image() -> tuple[dict[int, bytes], RawFrame]:
     return recording.segments(), frame
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_a_spoilt_frame_gives_locals_or_reasons(
     frame_image: tuple[dict[int, bytes], RawFrame], data: st.DataObject

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long import examples
 from query_grammar import NESTS, check_gate, check_work, mutants, nests, queries
 
 from probing.api.errors import InternalError
@@ -22,13 +23,13 @@ from probing.daemon.query.job import Job
 _QUICK = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
-@settings(_QUICK, max_examples=80)
+@settings(_QUICK, max_examples=examples(80))
 @given(queries())
 def test_what_the_gate_prints_of_any_query_is_one_select_of_our_tables(sql: str) -> None:
     check_gate(sql)
 
 
-@settings(_QUICK, max_examples=150)
+@settings(_QUICK, max_examples=examples(150))
 @given(mutants())
 def test_mutated_attacks_get_no_further(sql: str) -> None:
     check_gate(sql)
@@ -41,7 +42,7 @@ def test_the_work_of_the_gate_is_bounded_by_the_length_of_a_query(nest: tuple[st
     check_work("select " + before * depth + "1" + after * depth)
 
 
-@settings(_QUICK, max_examples=150)
+@settings(_QUICK, max_examples=examples(150))
 @given(nests())
 def test_constructs_inside_each_other_take_no_more_work_than_others(sql: str) -> None:
     check_work(sql)
@@ -65,7 +66,7 @@ _specs = st.fixed_dictionaries(
 )
 
 
-@settings(_QUICK, max_examples=100)
+@settings(_QUICK, max_examples=examples(100))
 @given(_specs, _values, st.integers(-2, 2))
 def test_a_request_of_any_shape_is_unpacked_or_refused(spec: object, live: object, more: int) -> None:
     text = json.dumps(spec).encode()
@@ -73,7 +74,7 @@ def test_a_request_of_any_shape_is_unpacked_or_refused(spec: object, live: objec
         Job.unpack({"spec_bytes": len(text) + more, "live": live}, text + _ARROW)
 
 
-@settings(_QUICK, max_examples=150)
+@settings(_QUICK, max_examples=examples(150))
 @given(st.lists(st.tuples(st.integers(0, len(_ARROW) - 1), st.integers(0, 255)), min_size=1, max_size=4), st.data())
 def test_live_rows_with_changed_bytes_are_rows_or_refused(changes: list[tuple[int, int]], data: st.DataObject) -> None:
     rows = bytearray(_ARROW)

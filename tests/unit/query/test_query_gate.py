@@ -8,6 +8,7 @@ import sqlglot
 from attacks import EXPENSIVE, HARMLESS, REFUSED
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 from sqlglot import exp
 
 from probing.api.errors import QueryRejected
@@ -155,7 +156,7 @@ _EXPRESSIONS = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(_EXPRESSIONS)
 def test_what_is_printed_means_what_was_asked(expression: str) -> None:
     """DuckDB parses the printed text to one SELECT, and the gate prints that again as it is."""
@@ -165,7 +166,7 @@ def test_what_is_printed_means_what_was_asked(expression: str) -> None:
     assert check(checked.sql, NOW_NS + 1) == checked
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_is_answered_or_refused(text: str) -> None:
     try:
@@ -175,7 +176,7 @@ def test_any_text_is_answered_or_refused(text: str) -> None:
     assert sqlglot.parse_one(checked.sql, read="duckdb")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(_WORDS, max_size=15))
 def test_shuffled_words_never_get_a_file_or_a_second_statement_through(words: list[str]) -> None:
     try:

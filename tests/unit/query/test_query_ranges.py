@@ -8,6 +8,7 @@ import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.tables import TABLES
 from probing.daemon.query.gate import check
@@ -185,7 +186,7 @@ def rows() -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(_WHERES)
 def test_no_row_that_a_query_keeps_lies_outside_its_range(rows: duckdb.DuckDBPyConnection, where: str) -> None:
     checked = check(f"SELECT epoch_ns(ts), job FROM comm.ops o WHERE {where}", NOW_NS)

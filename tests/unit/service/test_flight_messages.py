@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.any_pb2 import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.errors import ProbingError, QueryError, QueryRejected, QueryTimeout, UsageError
 from probing.api.proto.arrow.flight import Flight_pb2 as flight
@@ -20,7 +21,7 @@ from probing.daemon.service.flight.commands import MAX_COMMAND, command_of, pack
 from probing.daemon.service.flight.framing import MAX_BODY, MAX_MESSAGE, messages_of, table_messages
 from probing.daemon.service.flight.server_info import sql_info, type_info
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=examples(40), deadline=None)
 END = End(3, 7, ["a segment is missing"])
 
 

@@ -17,6 +17,7 @@ import pytest
 import store_support as support
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.errors import StoreError
 from probing.api.tables.schema import I64, TEXT, Column, Table, stored
@@ -132,7 +133,7 @@ def test_segments_that_are_mostly_footer_are_not_written_again_and_again() -> No
     assert most < 60
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.sampled_from([1, 3, 10, 40, 300, 2000]), min_size=1, max_size=300), st.integers(0, 100))
 def test_any_sizes_come_to_rest(counts: list[int], footer: int) -> None:
     segments, amplification, _ = grown(counts, replace(LIMITS, segment_bytes=4096), footer)

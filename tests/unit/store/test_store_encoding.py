@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 from store_support import START_NS, MemoryFiles, write_segment
 
 from probing.api.tables import TABLES
@@ -105,7 +106,7 @@ def check(rows: pa.Table, path: Path) -> None:
 def test_rows_of_every_table_come_back(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("encoding") / "s.parquet"
 
-    @settings(max_examples=6, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(6), deadline=None, derandomize=True, database=None)
     @given(st.integers(1, 400), st.integers(0, 2**32), st.sampled_from([0.1, 0.9]))
     def come_back(count: int, seed: int, nulls: float) -> None:
         check(sort_rows(rows_by_chance(TABLES[name].physical, count, seed, nulls), TABLES[name].sort_by), path)

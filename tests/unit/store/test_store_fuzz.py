@@ -15,6 +15,7 @@ import pytest
 import store_support as support
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.errors import FormatError
 from probing.daemon.store import Store, StoreLimits
@@ -26,8 +27,8 @@ from probing.daemon.store.manifest import load_manifest
 from probing.daemon.store.segments.reader import describe_segment
 
 ROOT = Path("/state")
-FEW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-MANY = settings(FEW, max_examples=150)
+FEW = settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+MANY = settings(FEW, max_examples=examples(150))
 HUGE = st.sampled_from([-1, 0, 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64, 10**30, 1e300, float("inf"), float("nan")])
 TEXTS = st.sampled_from(["", "t.small", "../../etc/passwd", "/etc", "t.small/../..", "\0", "\ud800", "a" * 5000])
 VALUES = st.recursive(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.errors import FormatError
 from probing.daemon.arrow import batch_of
@@ -85,7 +86,7 @@ _APPENDED = st.fixed_dictionaries(
 _ASKED = st.lists(st.sampled_from([OPS, LOSSES]), min_size=1, unique=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(_APPENDED, _ASKED), min_size=1, max_size=12), st.integers(0, 11))
 def test_whatever_is_asked_of_a_part_as_it_grows(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, list[str]]], before: int

@@ -17,6 +17,7 @@ import store_support as support
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from long import examples
 
 from probing.api.errors import StoreError
 from probing.daemon.store import Store, StoreLimits, StoreSnapshot
@@ -271,7 +272,7 @@ class StoreModel(RuleBasedStateMachine):
 
 TestStoreModel = StoreModel.TestCase
 TestStoreModel.settings = settings(
-    max_examples=40,
+    max_examples=examples(40),
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

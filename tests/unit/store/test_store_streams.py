@@ -7,6 +7,7 @@ import pytest
 import store_support as support
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long import examples
 
 from probing.api.errors import FormatError, InternalError
 from probing.api.tables import TABLES
@@ -88,7 +89,7 @@ def test_a_newer_format_is_named() -> None:
     assert error.value.hint
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(at=st.integers(0, 1 << 20), cut=st.booleans(), junk=st.binary(min_size=1, max_size=40))
 def test_damage_never_gives_rows_that_were_not_written(at: int, cut: bool, junk: bytes) -> None:
     # GIVEN a part of several records
@@ -109,7 +110,7 @@ def test_damage_never_gives_rows_that_were_not_written(at: int, cut: bool, junk:
     assert len(rows) % 5 == 0
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_no_records_or_a_format_error(data: bytes) -> None:
     assert list(scan(data, 0)) == []
