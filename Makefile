@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-packages vm-test vm-power-cut wheel wheel-test vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-times test-all torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-packages vm-test vm-power-cut wheel wheel-test vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -94,22 +94,34 @@ pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests
 promtool: | deps ## what checks the page of /metrics, for the tests
 	@packaging/dev/promtool.sh || [ -z "$$CI" ]
 
-# In CI a few tests that failed are run again, three times and alone; elsewhere a failure is one at once.
-PYTEST = $(HOST) $(PYTHON) -m pytest $(if $(CI),--cache-clear)
-AGAIN = $(if $(CI),|| $(HOST) $(PYTHON) tests/run_again.py)
+# What each run costs is kept for `make test-times`. In CI a few tests that failed are run again, three times and alone;
+# elsewhere a failure is one at once.
+TIMES = .build/test-times
+PYTEST = $(HOST) $(PYTHON) -m pytest $(if $(CI),--cache-clear) --junitxml=$(TIMES)/$(1).xml
+AGAIN = $(if $(CI),|| $(PYTHON) tests/run_again.py)
 # Unit tests share nothing of the machine and run in two processes, as do integration tests of these folders; the others
 # run one at a time.
 APART = $(addprefix tests/integration/,client python_stack query service store test_install_host.py)
 ifeq ($(TESTS),)
-RUNS = { $(PYTEST) -n 2 --dist worksteal tests/unit $(AGAIN); } && \
-	{ $(PYTEST) -n 2 --dist loadfile $(APART) $(AGAIN); } && \
-	{ $(PYTEST) --ignore=tests/unit $(addprefix --ignore=,$(APART)) $(AGAIN); }
+RUNS = { $(call PYTEST,unit) -n 2 --dist worksteal tests/unit $(AGAIN); } && \
+	{ $(call PYTEST,apart) -n 2 --dist loadfile $(APART) $(AGAIN); } && \
+	{ $(call PYTEST,alone) --ignore=tests/unit $(addprefix --ignore=,$(APART)) $(AGAIN); }
 else
-RUNS = $(PYTEST) $(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS) $(AGAIN)
+RUNS = $(call PYTEST,some) $(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS) $(AGAIN)
 endif
 
-test: check pythons promtool ## all checks and all tests; TESTS=tests/unit/store for some
+test: check pythons promtool ## all checks, and the tests of the gate; TESTS=tests/unit/store for some
+	@rm -rf $(TIMES)
 	$(RUNS)
+
+test-times: ## what the last run of the tests cost: by folder, by fixture, and the dearest tests
+	@$(PYTHON) tests/costs.py
+
+# Hours. A test that was unstable twice in CI fails here.
+test-all: ## all tests, those marked long too, the attacks at length, the package and the guests
+	PROBINGD_TEST_LONG=1 $(MAKE) test
+	$(PYTHON) tests/run_again.py --recorded
+	$(MAKE) attacks coordination package-test vm-test
 
 torch-wheels: install ## published builds of torch, 2 GB of downloads, against what the probes expect
 	packaging/dev/torch-wheels.sh
