@@ -15,7 +15,8 @@ import pytest
 from arm64 import PYTHON, Arm64Guest, payload_image, root_image
 from kernels import ROOT, kernel
 
-TESTS_S = 1800.0
+# Of a guest of the usual speed.
+TESTS_S, DEADLINE_S, TEST_S = 1800.0, 600.0, 1200.0
 # A probe's arguments by both ways to attach it, starts and ends of processes, samples of Python, and NCCL's calls.
 TESTS = (
     "tests/kernel/test_bpf_session.py::test_counts_and_arguments_are_exact",
@@ -64,7 +65,8 @@ def test_every_program_loads(machine: Arm64Guest) -> None:
 
 
 def test_programs_see_what_processes_do(machine: Arm64Guest) -> None:
-    settings = "PROBINGD_TEST_PYTHONS=/usr/bin/python3 PROBINGD_TEST_DEADLINE_S=600 HYPOTHESIS_STORAGE_DIRECTORY=/tmp"
-    options = "-v -p no:cacheprovider -o timeout=1200 --tb=short"
+    deadline = f"PROBINGD_TEST_DEADLINE_S={DEADLINE_S * machine.slowness:.0f}"
+    settings = f"PROBINGD_TEST_PYTHONS=/usr/bin/python3 {deadline} HYPOTHESIS_STORAGE_DIRECTORY=/tmp"
+    options = f"-v -p no:cacheprovider -o timeout={TEST_S * machine.slowness:.0f} --tb=short"
     tests = os.environ.get("PROBINGD_VM_ARM64_TESTS") or " ".join(TESTS)
     print(machine.run(f"cd /payload && {settings} {PYTHON} -m pytest {options} {tests}", seconds=TESTS_S))

@@ -6,7 +6,8 @@ import json
 import re
 import shlex
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from figures import Figures
 from guest import Guest
@@ -22,7 +23,9 @@ _FILES = (
     "find / -xdev -not -path '/var/*/dpkg*' -not -path '/var/*/apt/*' -not -path '/var/cache/*' -not -path '/var/log/*'"
     " -not -path '/tmp/*' -not -path '/var/tmp/*'; find /sys/fs/bpf; find /run -name 'probing*'"
 )
+# Of a guest of the usual speed; Guest.slowness has the factor of another one.
 _DEADLINE_S = 240.0
+T = TypeVar("T")
 
 
 class Host:
@@ -35,6 +38,15 @@ class Host:
         begun = time.monotonic()
         guest.run("apt-get install -q -y /payload/old.deb")
         figures["install, s"] = round(time.monotonic() - begun, 1)
+
+    @property
+    def deadline_s(self) -> float:
+        """How long this guest may take for anything that a test waits for."""
+        return _DEADLINE_S * self.guest.slowness
+
+    def until(self, condition: Callable[[], T], *, what: str | Callable[[], object], poll_s: float = 1.0) -> T:
+        """``waiting.until`` with the deadline of this guest."""
+        return until(condition, self.deadline_s, what=what, poll_s=poll_s)
 
     def files(self) -> set[str]:
         return set(self.guest.run(_FILES).splitlines())
@@ -50,7 +62,7 @@ class Host:
         for rank in RANKS:
             self.guest.write(f"/run/systemd/system/rank{rank}.service", self.job_unit(rank))
         self.guest.run("systemctl daemon-reload; systemctl start rank0 rank1")
-        until(lambda: min(self.calls()) > 1, _DEADLINE_S, what="calls of both ranks", poll_s=0.5)
+        self.until(lambda: min(self.calls()) > 1, what="calls of both ranks", poll_s=0.5)
 
     def job_unit(self, rank: int) -> str:
         """Returns the text of a unit that runs a rank."""
@@ -74,7 +86,7 @@ WantedBy=multi-user.target
 
     def ctl(self, command: str) -> Any:
         """Returns the JSON that `probingctl` prints. Status 3 reports what is wrong with a job: no error here."""
-        status, out, err = self.guest.result(f"probingctl -f json --timeout {_DEADLINE_S:g} {command}")
+        status, out, err = self.guest.result(f"probingctl -f json --timeout {self.deadline_s:.0f} {command}")
         assert status in (0, 3), f"probingctl {command} exited with {status}: {err}"
         return json.loads(out)
 
@@ -94,7 +106,7 @@ WantedBy=multi-user.target
             last = {row["rank"]: row["hi"] for row in self.spans()}
             return all(last.get(rank, 0) >= wanted[rank] - 1 for rank in RANKS)
 
-        until(there, _DEADLINE_S, what=lambda: f"calls {wanted}; there are {self.spans()}", poll_s=1.0)
+        self.until(there, what=lambda: f"calls {wanted}; there are {self.spans()}")
 
     def spans(self, where: str = "true") -> list[dict[str, Any]]:
         """Returns for each rank the first and last sequence number of its operations, and how many rows it has."""
@@ -119,9 +131,8 @@ WantedBy=multi-user.target
         """Kills the main process of ``unit`` and waits until another one runs and is ready."""
         killed = self.show(unit, "MainPID")
         self.guest.run(f"kill -9 {killed}")
-        until(
+        self.until(
             lambda: self.show(unit, "MainPID") not in (killed, "0") and self.show(unit, "ActiveState") == "active",
-            _DEADLINE_S,
             what=f"a new process of {unit}",
             poll_s=0.5,
         )

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from host import Host
-from waiting import until
 
 CONFIG = "/etc/probingd/probingd.toml"
 STATE = "/var/lib/probingd"
@@ -15,7 +14,6 @@ STATE = "/var/lib/probingd"
 UNAVAILABLE, CONFIGURATION = "69", "78"
 # A stop of probingd.service alone returns while the other units stop.
 STOP = "systemctl stop 'probingd*'"
-DEADLINE_S = 240.0
 Broken = Callable[[str, str], AbstractContextManager[None]]
 
 
@@ -49,11 +47,9 @@ def check_failed(host: Host, unit: str, status: str, line: str) -> None:
 
 def wait_for(host: Host, name: str, start: str) -> None:
     """Waits until a property of the collector begins with ``start``."""
-    until(
+    host.until(
         lambda: host.show("probingd-collector", name).startswith(start),
-        DEADLINE_S,
         what=lambda: f"{start!r}; {name} is {host.show('probingd-collector', name)!r}",
-        poll_s=1.0,
     )
 
 

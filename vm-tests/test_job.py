@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest import Guest
 from host import JOB, RANKS, Host
 from verifier_record import RECORD, grown
-from waiting import until
 
 # Bits of linux/capability.h.
 DAC_READ_SEARCH, SYS_PTRACE, SYS_ADMIN, SYSLOG, PERFMON, BPF = 1 << 2, 1 << 19, 1 << 21, 1 << 34, 1 << 38, 1 << 39
@@ -24,7 +22,7 @@ USERS = {"collector": "probing", "reader": "probing", "service": "probing-servic
 
 
 @pytest.fixture(scope="session")
-def watched(fast_guest: Guest, host: Host) -> Iterator[Host]:
+def watched(host: Host) -> Iterator[Host]:
     """The host with a job that was there first, and the daemon."""
     host.start_job()
     host.figures["start, s"] = round(host.start(), 1)
@@ -42,6 +40,7 @@ def test_check_names_what_the_kernel_lacks(host: Host) -> None:
             assert found[name]["remedy"]
 
 
+@pytest.mark.smoke
 def test_no_program_grew(host: Host, counted: Path) -> None:
     """Against docs/verifier.json; the counts stay in .build/vm-tests for `make verifier-record`."""
     found = host.guest.run("/opt/probingd/bin/python -I -m probing.daemon.bpf.verifier_statistics")
@@ -60,7 +59,7 @@ def test_each_process_has_its_user_and_rights(watched: Host) -> None:
         found = watched.processes()
         return found if {process["kind"] for process in found} >= KINDS else None
 
-    for process in until(all_kinds, what=f"a process of each of {KINDS}", poll_s=1.0):
+    for process in watched.until(all_kinds, what=f"a process of each of {KINDS}"):
         kind = process["kind"]
         assert process["user"] == USERS.get(kind, "probing-worker"), process
         for name in ("permitted", "bounding"):
@@ -69,6 +68,7 @@ def test_each_process_has_its_user_and_rights(watched: Host) -> None:
         assert f"active ({'exited' if unit == 'probingd' else ''}" in watched.guest.run(f"systemctl status {unit}")
 
 
+@pytest.mark.smoke
 def test_a_job_that_ran_before_is_known(watched: Host) -> None:
     watched.wait_for_rows()
     found = sorted((row["rank"], row["world_size"], row["role"]) for row in watched.ctl(f"ps --job {JOB}"))
@@ -85,6 +85,7 @@ def test_a_job_that_ran_before_is_known(watched: Host) -> None:
     assert [op["op"] for op in communicator["ops"]] == ["all_reduce"]
 
 
+@pytest.mark.smoke
 def test_the_rank_that_stalls_is_named(watched: Host) -> None:
     watched.guest.run("touch /run/job/stall-1")
     begun = time.monotonic()
@@ -95,7 +96,7 @@ def test_the_rank_that_stalls_is_named(watched: Host) -> None:
     def culprits() -> list[list[int]]:
         return [[culprit["rank"] for culprit in json.loads(row["culprits"])] for row in watched.rows(found)]
 
-    until(lambda: [1] in culprits(), 240, what=culprits, poll_s=1.0)
+    watched.until(lambda: [1] in culprits(), what=culprits)
     watched.figures["a stall named, s"] = round(time.monotonic() - begun, 1)
     watched.guest.run("rm /run/job/stall-1")
     watched.check_no_gap()
@@ -116,7 +117,7 @@ def test_a_killed_helper_comes_back(watched: Host, kind: str) -> None:
         watched.guest.run(f"systemctl kill -s KILL {unit}", check=False)
     if kind == "sql":
         # A guest may need most of the deadline of a request to start another.
-        until(lambda: watched.guest.result("probingctl query 'SELECT 1'")[0] == 0, 240, what="a SQL worker", poll_s=1.0)
+        watched.until(lambda: watched.guest.result("probingctl query 'SELECT 1'")[0] == 0, what="a SQL worker")
     assert watched.ctl(f"stacks --job {JOB}")
     watched.check_no_gap()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
 from host import Host
-from waiting import until
 
 KEPT = ("/etc/probingd", "/var/lib/probingd")
 
@@ -12,11 +12,12 @@ def test_a_stop_ends_everything(host: Host) -> None:
     host.start()
     assert host.processes()
     host.guest.run("systemctl stop probingd")
-    until(lambda: not host.processes(), what="the end of all processes", poll_s=0.5)
+    host.until(lambda: not host.processes(), what="the end of all processes", poll_s=0.5)
     # bpffs has directories of ours, without a pin in them.
-    until(lambda: not host.guest.run("find /sys/fs/bpf/probingd -type f"), what="the end of all pins", poll_s=0.5)
+    host.until(lambda: not host.guest.run("find /sys/fs/bpf/probingd -type f"), what="the end of all pins", poll_s=0.5)
 
 
+@pytest.mark.smoke
 def test_a_removal_leaves_the_rows(host: Host) -> None:
     host.start()
     host.guest.run("apt-get remove -q -y probingd")
@@ -28,6 +29,7 @@ def test_a_removal_leaves_the_rows(host: Host) -> None:
     assert not host.guest.run("systemctl list-units --all --plain --no-legend 'probing*'")
 
 
+@pytest.mark.smoke
 def test_a_purge_leaves_nothing(host: Host) -> None:
     host.guest.run("apt-get purge -q -y probingd")
     assert host.files() - host.files_before == set()
