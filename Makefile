@@ -219,7 +219,7 @@ vm-test-%:
 
 # 5.10 has no uprobe_multi, no cookies and no pinned links: what `make test` runs by the newest road takes the oldest there.
 KERNEL ?= 5.10
-SMOKE_IN_GUEST = $(IN_GUEST) --durations 0 --durations-min 1 --kernels $(KERNEL) -m smoke vm-tests
+SMOKE_IN_GUEST = $(IN_GUEST) --kernels $(KERNEL) -m smoke vm-tests
 vm-smoke: deb vm-needs ## install, start, `ps`, a stall named and removal of the deb in one guest; KERNEL="5.10"
 	$(SMOKE_IN_GUEST) || { [ $$? = 86 ] && $(SMOKE_IN_GUEST); }
 

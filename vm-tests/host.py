@@ -98,15 +98,16 @@ WantedBy=multi-user.target
     def rows(self, sql: str) -> list[dict[str, Any]]:
         return list(self.ctl(f"query {shlex.quote(sql)}"))
 
-    def wait_for_rows(self) -> None:
-        """Waits until the rows of the job reach what it has done by now, in each rank."""
+    def wait_for_rows(self) -> list[dict[str, Any]]:
+        """Waits until the rows of the job reach what it has done by now, in each rank; returns their ``spans``."""
         wanted = self.calls()
 
-        def there() -> bool:
-            last = {row["rank"]: row["hi"] for row in self.spans()}
-            return all(last.get(rank, 0) >= wanted[rank] - 1 for rank in RANKS)
+        def there() -> list[dict[str, Any]]:
+            spans = self.spans()
+            last = {row["rank"]: row["hi"] for row in spans}
+            return spans if all(last.get(rank, 0) >= wanted[rank] - 1 for rank in RANKS) else []
 
-        self.until(there, what=lambda: f"calls {wanted}; there are {self.spans()}")
+        return self.until(there, what=lambda: f"calls {wanted}; there are {self.spans()}")
 
     def spans(self, where: str = "true") -> list[dict[str, Any]]:
         """Returns for each rank the first and last sequence number of its operations, and how many rows it has."""
@@ -117,8 +118,7 @@ WantedBy=multi-user.target
 
     def check_no_gap(self) -> None:
         """Each call of the job since the daemon saw its first one is one row."""
-        self.wait_for_rows()
-        spans = self.spans()
+        spans = self.wait_for_rows()
         assert [span["rank"] for span in spans] == list(RANKS)
         for span in spans:
             assert span["n"] == span["different"] == span["hi"] - span["lo"] + 1, spans
