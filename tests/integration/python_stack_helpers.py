@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+from long import long_unless
+
 from probing.api.errors import ProbingError
 from probing.daemon.elf.file import Elf
 from probing.daemon.elf.symbols import matching_symbols
@@ -37,6 +40,7 @@ __all__ = (
     "cleaned",
     "dump",
     "each_in_turn",
+    "each_interpreter",
     "frames_of",
     "program",
     "read_mappings",
@@ -62,6 +66,9 @@ def _interpreters() -> list[str]:
 
 
 INTERPRETERS = _interpreters()
+# The gate takes the oldest, the newest and the one that runs the tests.
+_IN_GATE = {INTERPRETERS[0], sys.executable, INTERPRETERS[-1]}
+each_interpreter = pytest.mark.parametrize("python", [long_unless(path in _IN_GATE, path) for path in INTERPRETERS])
 
 
 class LocalReaders:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from waiting import until, whole_lines
 
 from probing.daemon.bpf.session import Session
@@ -21,6 +22,8 @@ from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.source import Identity, Processes
 
 JOBS = Path(__file__).parents[1] / "jobs"
+# In the gate, too: the other tests take uprobe_multi there.
+both_ways = pytest.mark.parametrize("fallback", ["uprobe_multi", "fallback"], indirect=True)
 
 
 def torch_library() -> Path:

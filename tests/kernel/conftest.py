@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from counted_calls import TARGET, Target
+from long import long_unless
 
 from probing.daemon.bpf import pins
 from probing.daemon.bpf.build import build, compile_object
@@ -100,9 +101,12 @@ def pin_root() -> Iterator[Path]:
         root.rmdir()
 
 
-@pytest.fixture(params=["uprobe_multi", "fallback"])
+@pytest.fixture(params=["uprobe_multi", long_unless(False, "fallback")])
 def fallback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Both roads to a uprobe, whatever the environment asks for."""
+    """Whether uprobes are attached by perf events, whatever the environment asks for.
+
+    The gate tries both ways where a test is marked ``both_ways``, and uprobe_multi elsewhere.
+    """
     monkeypatch.delenv("PROBINGD_WITHOUT", raising=False)
     return bool(request.param == "fallback")
 

@@ -26,9 +26,9 @@ from probing.daemon.python_stack.walk.walker import Limits, RawFrame, RawThread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
-from python_stack_helpers import INTERPRETERS, child, runtime_of
+from python_stack_helpers import INTERPRETERS, child, each_interpreter, runtime_of
 
-__all__ = ("INTERPRETERS", "Sampling", "Target", "check_of", "cpu_seconds", "started")
+__all__ = ("INTERPRETERS", "Sampling", "Target", "check_of", "cpu_seconds", "each_interpreter", "started")
 
 ON_CPU, OFF_CPU, UNRESOLVED = 1, 2, 3
 _MASK = (1 << 64) - 1

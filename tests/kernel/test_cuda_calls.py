@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from collectives_support import both_ways
 from cuda_support import DOUBLES, Cuda
 
 from probing.daemon.bpf.session import Session
@@ -44,6 +45,7 @@ say(s=s, e=e, before=before, after=time.monotonic_ns(), tid=threading.get_native
 """
 
 
+@both_ways
 def test_waits_are_rows(started: Callable[[CudaConfig], Cuda]) -> None:
     cuda = started(CudaConfig())
     (said,) = cuda.run(WAITS)

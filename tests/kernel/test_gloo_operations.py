@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collectives_support import Job, Known, Watcher, torch_library
+from collectives_support import Job, Known, Watcher, both_ways, torch_library
 from waiting import until
 
 from probing.daemon.bpf.session import Session
@@ -59,6 +59,7 @@ def check_times(rows: list[dict[str, Any]]) -> None:
         assert row["done_lo_ns"] is None
 
 
+@both_ways
 def test_attached_before_the_job_makes_calls(watch: Callable[[], Watcher], job: Job) -> None:
     job.hear("ready")
     watcher = watch()

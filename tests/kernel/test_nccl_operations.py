@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collectives_support import Watcher
+from collectives_support import Watcher, both_ways
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.layouts.nccl import ABSENT, NCCL_LAYOUTS, NcclLayout
@@ -369,6 +369,7 @@ int main(void)
 
 
 @pytest.mark.parametrize("layout", [NCCL_LAYOUTS[0], NCCL_LAYOUTS[-1]], ids=lambda layout: layout.version)
+@both_ways
 def test_an_address_that_is_used_again_is_another_communicator(
     layout: NcclLayout, tmp_path: Path, open_session: Callable[..., Session]
 ) -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from python_sampler_support import INTERPRETERS, ON_CPU, UNRESOLVED, Sampling, check_of, cpu_seconds, started
+from python_sampler_support import (
+    INTERPRETERS,
+    ON_CPU,
+    UNRESOLVED,
+    Sampling,
+    check_of,
+    cpu_seconds,
+    each_interpreter,
+    started,
+)
 
 from probing.api.errors import AttachError, UsageError
 from probing.daemon.bpf.cpu_clock import CpuClock
@@ -69,7 +78,7 @@ def sampling(pin_root: Path, until: Callable[..., object]) -> Iterator[Sampling]
     session.close(keep=False)
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_samples_are_what_a_walk_sees(sampling: Sampling, python: str) -> None:
     with started(python, MAIN) as target:
         sampling.add(target)
@@ -97,7 +106,7 @@ def test_samples_are_what_a_walk_sees(sampling: Sampling, python: str) -> None:
         assert len({hash_ for _, hash_ in by_frames}) == len({frames for frames, _ in by_frames}) == len(by_frames)
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_holder_of_the_gil_is_recorded(sampling: Sampling, python: str) -> None:
     with started(python, MAIN) as target:
         gil = 0
@@ -112,7 +121,7 @@ def test_holder_of_the_gil_is_recorded(sampling: Sampling, python: str) -> None:
         assert (flags & 4).astype(bool).mean() > 0.5
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_thread_150_of_160_is_sampled(sampling: Sampling, python: str) -> None:
     with started(python, MANY) as target:
         assert len(target.threads) == 160

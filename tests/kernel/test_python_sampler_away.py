@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from python_sampler_support import INTERPRETERS, OFF_CPU, Sampling, Target, check_of, started
+from python_sampler_support import INTERPRETERS, OFF_CPU, Sampling, Target, check_of, each_interpreter, started
 
 from probing.daemon.bpf import cpu_clock
 from probing.daemon.bpf.perf_events import online_cpus
@@ -132,7 +132,7 @@ def monotonic() -> int:
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 @pytest.mark.parametrize("deep", [3, 200])
 def test_an_entry_is_what_the_kernel_would_have_made(sampling: Sampling, python: str, deep: int) -> None:
     with asleep(sampling, python, deep) as (target, away):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from python_sampler_support import INTERPRETERS, OFF_CPU, Sampling, Target, check_of, started
+from python_sampler_support import INTERPRETERS, OFF_CPU, Sampling, Target, check_of, each_interpreter, started
 
 from probing.api.errors import AttachError, NotFound, PrivilegeError
 from probing.daemon.bpf import pins
@@ -78,7 +78,7 @@ def open_entries(sampling: Sampling, target: Target) -> list[int]:
     return [int(tid) for tid in entries["sample"]["tid"][entries["sample"]["tgid"] == target.pid]]
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_time_of_a_sleeper_is_all_there(sampling: Sampling, python: str) -> None:
     with started(python, NAPS.format(threads=1, seconds=0.02)) as target:
         tid = target.named("naps")

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
-from python_sampler_support import INTERPRETERS
+from python_sampler_support import each_interpreter
 from sampler_support import Parsers, ServedReaders, readers
 
 from probing.daemon.bpf.session import Session
@@ -209,7 +208,7 @@ def burns(stack: Stack) -> bool:
     )
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_a_program_that_burns(python: str, pin_root: Path, until: Until) -> None:
     with daemon(pin_root) as found, running(BURN, python, "-u") as process:
         assert line(process) == "ready"
@@ -233,7 +232,7 @@ def test_time_off_the_cpu(pin_root: Path, until: Until) -> None:
         assert asleep[0] == ("sleeper", "<string>", 12)
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_one_that_ends_after_a_burst_keeps_its_samples(python: str, pin_root: Path, until: Until) -> None:
     with daemon(pin_root) as found, running(BURST, python, "-u") as process:
         assert line(process) == "ready"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from native_helpers import blocked_in, built, merged, pystack, stacks_of, switches
-from python_stack_helpers import INTERPRETERS, child
+from python_stack_helpers import child, each_interpreter
 
 READ = "0"
 # f and the lambda run twice each, every time in a C loop of their own; below them the C++ library waits.
@@ -82,7 +82,7 @@ def short(frames: list[dict[str, Any]], kind: str) -> list[str]:
     return [f["func"].rpartition(".")[2] if kind == "Python" else f["func"] for f in frames if f["frame_type"] == kind]
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_merged_stacks(python: str, library: Path) -> None:
     with nested(python, library) as pid:
         before = switches(pid)

@@ -20,6 +20,7 @@ from python_stack_helpers import (
     LocalReaders,
     child,
     dump,
+    each_interpreter,
     frames_of,
     program,
     runtime_of,
@@ -53,7 +54,7 @@ def tell(process: subprocess.Popen[str], text: str) -> None:
     process.stdin.flush()
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_a_thread_that_holds_the_gil_in_c(python: str, until: Until) -> None:
     source = (PROGRAMS / "gil_in_c.py").read_text().splitlines()
     asleep = 1 + next(i for i, text in enumerate(source) if ".sleep(" in text)
@@ -70,7 +71,7 @@ def test_a_thread_that_holds_the_gil_in_c(python: str, until: Until) -> None:
         assert (main["gil"], other["gil"]) == (True, False)
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_stacks_of_busy_threads_are_whole(python: str) -> None:
     with program(python, "busy.py") as process:
         line(process, "ready")
@@ -91,7 +92,7 @@ def test_stacks_of_busy_threads_are_whole(python: str) -> None:
         assert whole >= 50
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_an_address_that_is_used_again(python: str) -> None:
     with program(python, "reuse.py") as process:
         line(process, "ready")
@@ -113,7 +114,7 @@ def test_an_address_that_is_used_again(python: str) -> None:
         assert max(map(len, seen.values())) > 1
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_a_forked_child_of_threads(python: str, until: Until) -> None:
     code = "import os,threading,time\nthreading.Thread(target=time.sleep, args=(9999,), daemon=True).start()\n"
     code += "pid = os.fork()\nif pid: print(pid, flush=True)\ntime.sleep(9999)\n"
@@ -219,7 +220,7 @@ def test_the_start_of_an_interpreter_is_never_an_error() -> None:
             assert isinstance(answer, NotPython | ProcessGone | CorruptTarget | PrivilegeError)
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_a_thread_in_another_interpreter(python: str, until: Until) -> None:
     with program(python, "subinterpreter.py") as process:
         line(process, "ready")

@@ -6,8 +6,16 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-from python_stack_helpers import INTERPRETERS, LocalParsers, LocalReaders, child, dump, program, runtime_of
+from python_stack_helpers import (
+    INTERPRETERS,
+    LocalParsers,
+    LocalReaders,
+    child,
+    dump,
+    each_interpreter,
+    program,
+    runtime_of,
+)
 
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.capture import LIMITS
@@ -33,7 +41,7 @@ def tell(process: subprocess.Popen[str], text: str) -> None:
     ready(process, "done")
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_threads_have_the_names_that_python_gave_them(python: str) -> None:
     with program(python, "named_threads.py") as process:
         ready(process)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from python_stack_helpers import INTERPRETERS, cleaned, dump, frames_of, program, runtime_of
+from python_stack_helpers import INTERPRETERS, cleaned, dump, each_interpreter, frames_of, program, runtime_of
 
 
 def test_which_interpreters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,7 @@ def reported(process: subprocess.Popen[str]) -> dict[int, list[list[Any]]]:
     return {int(tid): frames for tid, frames in json.loads(process.stdout.readline()).items()}
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_all_threads_in_all_shapes(python: str, until: Callable[..., object]) -> None:
     with program(python, "shapes.py") as process:
         said = {tid: cleaned(frames) for tid, frames in reported(process).items()}
@@ -78,7 +78,7 @@ def test_all_threads_in_all_shapes(python: str, until: Callable[..., object]) ->
         assert {tid: frames_of(stopped[tid]) for tid in said} == said
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_py_spy_sees_the_same(python: str) -> None:
     """py-spy 0.4.3 reads 3.8 to 3.15. A frame whose file name is no UTF-8 is left out by it, and so by us here."""
     with program(python, "shapes.py") as process:

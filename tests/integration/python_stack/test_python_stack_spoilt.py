@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from python_stack_helpers import INTERPRETERS, PROGRAMS, SID, child, dump, program, runtime_in_memory, runtime_of
+from python_stack_helpers import (
+    INTERPRETERS,
+    PROGRAMS,
+    SID,
+    child,
+    dump,
+    each_interpreter,
+    program,
+    runtime_in_memory,
+    runtime_of,
+)
 
 from probing.api.errors import CorruptTarget, ProbingError
 from probing.daemon.processes.memory import FakeMemory, ProcessMemory, Range
@@ -63,7 +73,7 @@ def _sleeps(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_a_recording_that_is_spoilt(python: str, until: Callable[..., object]) -> None:
     """Pointers to elsewhere, rings, lengths beyond all measure: typed errors, bounded work, and it comes to an end."""
     with program(python, "many_threads.py", "5") as process:

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from python_stack_helpers import INTERPRETERS, PROGRAMS, SID, child, dump, read_mappings, runtime_in_memory, runtime_of
+from python_stack_helpers import (
+    INTERPRETERS,
+    PROGRAMS,
+    SID,
+    child,
+    dump,
+    each_interpreter,
+    read_mappings,
+    runtime_in_memory,
+    runtime_of,
+)
 
 from probing.api.errors import NotPython
 from probing.daemon.processes.memory import ProcessMemory
@@ -142,7 +152,7 @@ def _exported(pid: int, build: Build) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_files_that_tell_less(python: str, damage: str, folder: Path) -> None:
     check(copy_of(python, folder), DAMAGES[damage])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from python_stack_helpers import INTERPRETERS, PROGRAMS, dump, program, runtime_of
+from python_stack_helpers import INTERPRETERS, PROGRAMS, dump, each_interpreter, program, runtime_of
 
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
@@ -112,7 +112,7 @@ def stands_still(pid: int, runtime: RuntimeInfo, thread: dict[str, Any]) -> bool
     return again == [thread["frames"]] and first == second and "State:\tR" not in before
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_no_stack_is_wrong(python: str, capsys: pytest.CaptureFixture[str]) -> None:
     rules = Rules()
     samples = -(-SAMPLES // len(INTERPRETERS))

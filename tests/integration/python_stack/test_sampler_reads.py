@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from python_stack_helpers import INTERPRETERS, child, program
+from python_stack_helpers import child, each_interpreter, program
 from sampler_support import Parsers, ServedReaders, offset_of, readers, walked
 
 from probing.api.errors import CorruptTarget, ProcessGone, UsageError
@@ -84,7 +84,7 @@ def codes(
     )
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_every_thread_comes_with_its_state(
     python: str, reader: ServedReaders, stacks: PythonStacks, until: Until
 ) -> None:
@@ -105,7 +105,7 @@ def test_every_thread_comes_with_its_state(
         assert found["gil"]
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_code_comes_with_its_lines(python: str, reader: ServedReaders, stacks: PythonStacks, until: Until) -> None:
     with child(python, "-u", "-c", LONG) as process:
         assert line(process) == "ready"
@@ -123,7 +123,7 @@ def test_code_comes_with_its_lines(python: str, reader: ServedReaders, stacks: P
         assert len(next(c.table for c in found.values() if c.func == "long") or b"") > 4096
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_code_at_an_address_that_is_used_again_is_noticed(
     python: str, reader: ServedReaders, stacks: PythonStacks, until: Until
 ) -> None:
@@ -166,7 +166,7 @@ def test_requests_that_make_no_sense(reader: ServedReaders, stacks: PythonStacks
         reader.call("threads", pid=pid, start_ns=start_ns, timeout=5, runtime=runtime.to_dict())
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_another_scan_of_many_threads_takes_few_reads(python: str, stacks: PythonStacks) -> None:
     with program(python, "many_threads.py", str(THREADS)) as process:
         assert line(process) == "ready"

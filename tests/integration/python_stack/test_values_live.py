@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from python_stack_helpers import INTERPRETERS, LocalParsers, LocalReaders, child, program, runtime_of
+from python_stack_helpers import LocalParsers, LocalReaders, child, each_interpreter, program, runtime_of
 
 from probing.api.errors import ProcessGone, UsageError
 from probing.daemon.clock import SystemClock
@@ -54,7 +54,7 @@ def agrees(row: dict[str, Any]) -> bool:
     return str(text).isdigit()
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_values_that_change_are_whole_or_said_to_have_changed(python: str) -> None:
     read = 0
     with program(python, "values_busy.py") as process:
@@ -75,7 +75,7 @@ def test_values_that_change_are_whole_or_said_to_have_changed(python: str) -> No
     assert read > 60
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_each_thread_answers_for_itself(python: str, until: Until) -> None:
     with program(python, "values_busy.py") as process:
         assert process.stdout is not None
@@ -157,7 +157,7 @@ class Kept:
         raise AssertionError(loss)
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_watched_steps_and_losses_become_rows(python: str, until: Until) -> None:
     sink = Kept()
     with program(python, "values_train.py") as process:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-from python_stack_helpers import INTERPRETERS, program, runtime_of
+from python_stack_helpers import each_interpreter, program, runtime_of
 
 from probing.daemon.python_stack.stacks.dump import dump_stacks
 from probing.daemon.python_stack.values.read import read_values
@@ -38,7 +37,7 @@ def values(pid: int, names: list[str]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in found}
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_values_equal_what_the_program_says(python: str) -> None:
     with parked(python) as (pid, told):
         found = values(pid, list(told))
@@ -57,7 +56,7 @@ def test_values_equal_what_the_program_says(python: str) -> None:
     assert {row["tid"] for row in found.values()} == {pid}
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_what_cannot_be_shown_says_why(python: str) -> None:
     names = ["over", "slotted.unset", "nowhere", "gone", "plain.z", "numbers[3]", "both.total", "not_yet"]
     with parked(python) as (pid, _):
@@ -77,7 +76,7 @@ def test_what_cannot_be_shown_says_why(python: str) -> None:
     assert found["module:none.such"]["reason"] == "no module 'none' was imported"
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_values_are_cut(python: str) -> None:
     with parked(python) as (pid, _):
         found = values(pid, ["twenty", "long_text", "deep", "cycle", "not_a_number", "emptied", "shrunk"])
@@ -90,7 +89,7 @@ def test_values_are_cut(python: str) -> None:
     assert found["shrunk"]["value"] == "{'k297': 297, 'k298': 298, 'k299': 299}"
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_objects_that_are_no_data(python: str) -> None:
     names = ["function", "method", "builtin", "cls", "module", "plain", "red", "slotted"]
     with parked(python) as (pid, _):
@@ -108,7 +107,7 @@ def test_objects_that_are_no_data(python: str) -> None:
     }
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_secrets_are_not_shown(python: str) -> None:
     with parked(python) as (pid, _):
         names = ["api_key", "config", "config.password", "config.inner.hf_token", "hidden", "url"]
@@ -126,7 +125,7 @@ def test_secrets_are_not_shown(python: str) -> None:
     assert "a" * 20 not in text
 
 
-@pytest.mark.parametrize("python", INTERPRETERS)
+@each_interpreter
 def test_a_dump_holds_the_locals(python: str) -> None:
     with parked(python) as (pid, told):
         dumped = dump_stacks(pid, read_start_ns(pid), runtime_of(pid), time.monotonic() + 60, with_locals=True)
