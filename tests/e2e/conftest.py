@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -13,9 +11,8 @@ from typing import Any
 import pytest
 from double_jobs import Job
 from doubles.doubles import Doubles, build
-from e2e_support import BIN, EXAMPLE, Daemon, directory_for_daemons, remove
+from e2e_support import BIN, EXAMPLE, Daemon, directory_for_daemons, end_process, remove, start_process
 from ports import free_port
-from process_tree import family
 
 # How much of a log a failed test shows, bytes.
 SHOWN_BYTES = 4_096
@@ -33,7 +30,13 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.T
 
 
 base = pytest.fixture(directory_for_daemons, name="base")
-shared_base = pytest.fixture(directory_for_daemons, scope="module", name="shared_base")
+module_base = pytest.fixture(directory_for_daemons, scope="module", name="module_base")
+session_base = pytest.fixture(directory_for_daemons, scope="session", name="session_base")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs tests of the shared daemon last, so that it does not watch the jobs of the others."""
+    items.sort(key=lambda item: "shared_daemon" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture
@@ -50,18 +53,40 @@ def make_daemon(base: Path) -> Iterator[Callable[..., Daemon]]:
         remove(daemon)
 
 
-@pytest.fixture(scope="module")
-def shared_daemon(shared_base: Path) -> Iterator[Daemon]:
-    """One daemon for all tests of a module that only ask."""
-    daemon = Daemon(shared_base, "shared")
+@pytest.fixture(scope="session")
+def shared_daemon(session_base: Path) -> Iterator[Daemon]:
+    """The daemon of all tests that only ask, or that change settings of their own job."""
+    daemon = Daemon(session_base, "n1", instance="shared")
     daemon.start()
     yield daemon
     remove(daemon)
 
 
 @pytest.fixture
-def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
+def daemon(shared_daemon: Daemon) -> Daemon:
+    return shared_daemon
+
+
+@pytest.fixture
+def own_daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
+    """A daemon for one test, which says why it needs its own."""
     return make_daemon().start()
+
+
+@pytest.fixture(scope="session")
+def training(session_base: Path) -> Iterator[str]:
+    """The name at the shared daemon of a job of two ranks that trains without end, EXAMPLE."""
+    port = free_port()
+    with (session_base / "training.log").open("ab") as log:
+        job = start_process(
+            BIN / "torchrun",
+            *("--nproc-per-node", "2", "--master-port", str(port)),
+            *(EXAMPLE, "--steps", "1000000", "--delay-ms", "20"),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    yield f"n1/127.0.0.1:{port}"
+    end_process(job)
 
 
 @pytest.fixture
@@ -70,13 +95,7 @@ def processes() -> Iterator[list[subprocess.Popen[Any]]]:
     started: list[subprocess.Popen[Any]] = []
     yield started
     for process in started:
-        for pid in family(process.pid) if process.poll() is None else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+        end_process(process)
 
 
 @pytest.fixture
@@ -84,15 +103,8 @@ def run_job(processes: list[subprocess.Popen[Any]]) -> Callable[..., subprocess.
     """Start a command as a job of its own, in its own process group."""
 
     def run(*argv: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_"))}
-        process = subprocess.Popen(
-            [str(a) for a in argv],
-            env={**clean, "OMP_NUM_THREADS": "1", **(env or {})},
-            start_new_session=True,
-            **options,
-        )
-        processes.append(process)
-        return process
+        processes.append(start_process(*argv, env=env, **options))
+        return processes[-1]
 
     return run
 

@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from diagnosis_jobs import FAULTS, Ranks, folder_of_job, place
 from e2e_support import Daemon, remove
+from long import long
 from waiting import until
 
 __all__ = (
@@ -28,6 +29,7 @@ __all__ = (
     "Outcome",
     "await_fault",
     "await_steps",
+    "cases_of",
     "check",
     "corpus_beside",
     "fits",
@@ -101,6 +103,13 @@ def watching(daemon: Daemon, stall_s: float = 2.0, **options: Mapping[str, objec
         for name, values in tables.items():
             config.write(f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     return daemon
+
+
+def cases_of(cases: Iterable[Case], in_gate: Collection[str]) -> pytest.MarkDecorator:
+    """Runs a test for each case; those that are not ``in_gate`` are marked ``long``."""
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, id=case.name, marks=() if case.name in in_gate else long) for case in cases]
+    )
 
 
 def selected(cases: Iterable[Case], request: pytest.FixtureRequest) -> list[Case]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from diagnosis_corpus import Case
 
-__all__ = ("DEATHS", "HANGS", "LATE", "MEMORY", "SLOW")
+__all__ = ("DEATHS", "HANGS", "IN_GATE", "LATE", "MEMORY", "SLOW")
 
 NOTED = "the rank writes it down"
 NOBODY: frozenset[str] = frozenset()
@@ -38,6 +38,11 @@ HANGS = (
     load("worker_stuck", ranks=2, verdict="not_joined", activity="data_loader_worker", words=("read_object",)),
     load("worker_gone", ranks=2, verdict="not_joined", activity="data_loader_worker", words=("SIGKILL",)),
 )
+# A case of each kind of verdict and activity; `make test-all` and `make corpus` have all of them.
+IN_GATE = {
+    *("batch_less", "swallowed", "stopped", "lock", "checkpoint", "ddp", "cross_group", "unmatched", "dead_at_store"),
+    *("absent", "worker_stuck", "killed", "raises", "worker_oom", "sizes", "sleeps", "quota"),
+}
 # Cases that a daemon recognises that starts late. Not cross_group: stacks do not show the group of a call.
 LATE = ("batch_less", "stopped", "lock", "checkpoint", "worker_stuck")
 

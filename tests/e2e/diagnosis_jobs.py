@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from cgroup_support import cpu_group, memory_group
-from e2e_support import BIN, JOBS
+from e2e_support import BIN, JOBS, start_process
 from hostile import silent_fuse
 from ports import free_port
 from process_tree import family
@@ -46,16 +46,9 @@ class Ranks:
 
     def run(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Starts a process whose output goes to FOLDER/output and whose stdin stays open."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_"))}
         with (self.folder / "output").open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                env={**clean, "OMP_NUM_THREADS": "1", **self.env, **(env or {})},
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            pipes = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
+            process = start_process(*command, env={**self.env, **(env or {})}, **pipes)
         self.processes.append(process)
         return process
 

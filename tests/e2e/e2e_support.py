@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -34,13 +35,13 @@ PATIENCE = DEADLINE_S
 class Daemon:
     """``probingd run`` with its own instance, socket and state directory. ``before``: words before its command."""
 
-    def __init__(self, base: Path, name: str, *extra: str) -> None:
+    def __init__(self, base: Path, name: str, *extra: str, instance: str = "") -> None:
         self.name = name
         self.base = base
         self.socket = base / f"{name}.sock"
         self.state = base / f"{name}.state"
         self.config = base / f"{name}.toml"
-        self.instance = f"e2e-{os.getpid()}-{name}"
+        self.instance = f"e2e-{os.getpid()}-{instance or name}"
         self.extra = extra
         self.before: tuple[str, ...] = ()
         self.log = base / f"{name}.log"
@@ -150,6 +151,28 @@ class Daemon:
 
     def tail(self) -> str:
         return self.log.read_text()[-3000:]
+
+
+def start_process(*argv: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
+    """Starts a command in a session of its own; no scheduler of this machine names its job."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_"))}
+    return subprocess.Popen(
+        [str(a) for a in argv],
+        env={**clean, "OMP_NUM_THREADS": "1", **(env or {})},
+        start_new_session=True,
+        **options,
+    )
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """Kills a process and its descendants, and closes its pipes."""
+    for pid in family(process.pid) if process.poll() is None else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
 
 
 def directory_for_daemons() -> Iterator[Path]:

@@ -35,15 +35,15 @@ NESTED = (
 
 
 @pytest.fixture(scope="module")
-def attacked(shared_base: Path) -> Iterator[Daemon]:
+def attacked(module_base: Path) -> Iterator[Daemon]:
     """One daemon for all attacks, which MEMBER may ask, and TCP whoever has the token."""
-    token = shared_base / "token"
+    token = module_base / "token"
     token.write_text(TOKEN)
     token.chmod(0o640)
     os.chown(token, 0, pwd.getpwnam("probing-service").pw_gid)
     listen, ras = f"127.0.0.1:{free_port()}", str(free_port())
     daemon = Daemon(
-        shared_base,
+        module_base,
         "n1",
         "--users.group",
         str(MEMBER),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e_support import EXAMPLE, JOBS, Daemon
+from e2e_support import JOBS, Daemon
 from ports import free_port
 from process_tree import family
 from waiting import until
@@ -59,15 +59,12 @@ def test_a_hang_in_each_command_and_after_it_is_gone(
     assert {stack["role"] for stack in row["stacks"]} == {"culprit", "victim"}
 
 
-def test_the_shares_of_a_job_that_trains(daemon: Daemon, torchrun_job: Callable[..., Any]) -> None:
-    port = free_port()
-    torchrun_job(EXAMPLE, "--steps", "1000000", "--delay-ms", "20", port=port)
-    name = f"n1/127.0.0.1:{port}"
-    (job,) = until(lambda: [own for own in daemon.json("balance") if own["job"] == name], what="steps", poll_s=0.5)
+def test_the_shares_of_a_job_that_trains(daemon: Daemon, training: str) -> None:
+    (job,) = until(lambda: [own for own in daemon.json("balance") if own["job"] == training], what="steps")
     assert [rank["rank"] for rank in job["ranks"]] == [0, 1]
     for rank in job["ranks"]:
         parts = [rank[name] for name in ("compute", "communication", "wait", "io")]
         assert all(part is None or 0 <= part <= 1 for part in parts)
         assert 0.999 < sum(part or 0 for part in parts) < 1.001
-    shown = daemon.ctl("diagnose", "--job", str(port)).stdout
-    assert shown.startswith(f"job {name}: nothing is wrong: 2 ranks, step ")
+    shown = daemon.ctl("diagnose", "--job", training).stdout
+    assert shown.startswith(f"job {training}: nothing is wrong: 2 ranks, step ")

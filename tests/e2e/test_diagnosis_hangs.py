@@ -12,6 +12,7 @@ from diagnosis_corpus import (
     Corpus,
     await_fault,
     await_steps,
+    cases_of,
     check,
     corpus_beside,
     observe,
@@ -19,29 +20,29 @@ from diagnosis_corpus import (
     start,
     watching,
 )
-from diagnosis_faults import HANGS, LATE
+from diagnosis_faults import HANGS, IN_GATE, LATE
 from e2e_support import Daemon, remove
 
 CASES = {case.name: case for case in HANGS}
 
 
 @pytest.fixture(scope="module")
-def corpus(shared_base: Path, request: pytest.FixtureRequest) -> Iterator[Corpus]:
-    with corpus_beside(Daemon(shared_base, "n1"), selected(HANGS, request), 3, keep=LATE) as corpus:
+def corpus(module_base: Path, request: pytest.FixtureRequest) -> Iterator[Corpus]:
+    with corpus_beside(Daemon(module_base, "n1"), selected(HANGS, request), 3, keep=LATE) as corpus:
         yield corpus
 
 
 @pytest.fixture(scope="module")
-def late_daemon(shared_base: Path, corpus: Corpus) -> Iterator[Daemon]:
+def late_daemon(module_base: Path, corpus: Corpus) -> Iterator[Daemon]:
     """A daemon that starts when the jobs of LATE hang already."""
     for name in LATE:
         corpus.outcome(CASES[name])
-    daemon = watching(Daemon(shared_base, "n2")).start()
+    daemon = watching(Daemon(module_base, "n2")).start()
     yield daemon
     remove(daemon)
 
 
-@pytest.mark.parametrize("case", HANGS, ids=lambda case: case.name)
+@cases_of(HANGS, IN_GATE)
 def test_the_culprit_of_a_hang(corpus: Corpus, case: Case) -> None:
     check(case, corpus.outcome(case))
 

@@ -31,10 +31,10 @@ def ras_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def watching(shared_base: Path, ras_port: int) -> Iterator[Daemon]:
+def watching(module_base: Path, ras_port: int) -> Iterator[Daemon]:
     """A daemon that takes 2 s without progress for a stall, and asks RAS each second."""
     options = ("--diagnose.stall_s=2", f"--nccl.ras_port={ras_port}", "--nccl.ras_interval_s=1")
-    daemon = Daemon(shared_base, "n1", *options)
+    daemon = Daemon(module_base, "n1", *options)
     daemon.start()
     yield daemon
     remove(daemon)

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from diagnosis_corpus import Case, Corpus, check, corpus_beside, selected
-from diagnosis_faults import SLOW
+from diagnosis_corpus import Case, Corpus, cases_of, check, corpus_beside, selected
+from diagnosis_faults import IN_GATE, SLOW
 from e2e_support import Daemon
 
 
 @pytest.fixture(scope="module")
-def corpus(shared_base: Path, request: pytest.FixtureRequest) -> Iterator[Corpus]:
-    with corpus_beside(Daemon(shared_base, "n1"), selected(SLOW, request), 2) as corpus:
+def corpus(module_base: Path, request: pytest.FixtureRequest) -> Iterator[Corpus]:
+    with corpus_beside(Daemon(module_base, "n1"), selected(SLOW, request), 2) as corpus:
         yield corpus
 
 
-@pytest.mark.parametrize("case", SLOW, ids=lambda case: case.name)
+@cases_of(SLOW, IN_GATE)
 def test_the_culprit_of_a_slow_job(corpus: Corpus, case: Case) -> None:
     check(case, corpus.outcome(case))

@@ -67,21 +67,22 @@ def unmounted(disk: Path) -> bool:
     return subprocess.run(["umount", disk], capture_output=True).returncode == 0
 
 
-def test_after_the_last_process(daemon: Daemon, doubles: Doubles, disk: Path, use: Callable[..., User]) -> None:
+def test_after_the_last_process(own_daemon: Daemon, doubles: Doubles, disk: Path, use: Callable[..., User]) -> None:
+    """Its own daemon: it counts the files that are probed."""
     first, second = use(*copied(doubles, disk)), use(*copied(doubles, disk, 1))
-    until(lambda: probed(daemon, disk) == 4, what="probes on both copies")
+    until(lambda: probed(own_daemon, disk) == 4, what="probes on both copies")
     for user in (first, second):
         assert not unmounted(disk)
         user.kill()
         user.wait()
     until(lambda: unmounted(disk), what="the file system to be free")
-    assert daemon.json("status")["state"] == "running"
+    assert own_daemon.json("status")["state"] == "running"
 
 
 def test_a_child_that_was_forked_keeps_the_probes(
-    daemon: Daemon, doubles: Doubles, disk: Path, use: Callable[..., User], run_job: Callable[..., User]
+    own_daemon: Daemon, doubles: Doubles, disk: Path, use: Callable[..., User], run_job: Callable[..., User]
 ) -> None:
-    """It maps what its parent mapped, and nothing says so."""
+    """It maps what its parent mapped, and nothing says so. Its own daemon: it counts the files that are probed."""
     # Each line in one write: both processes share the pipe.
     program = "import ctypes, os, signal, sys; ctypes.CDLL(sys.argv[1]); "
     program += r"os.write(1, b'%d\n' % os.fork()); signal.pause()"
@@ -90,16 +91,16 @@ def test_a_child_that_was_forked_keeps_the_probes(
     assert parent.stdout is not None
     child = max(int(parent.stdout.readline()) for _ in range(2))
     try:
-        until(lambda: probed(daemon, disk) == 1, what="probes")
+        until(lambda: probed(own_daemon, disk) == 1, what="probes")
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
         # One that was used later is let go: all processes were looked at since.
         later = use(copied(doubles, disk, 1)[0])
-        until(lambda: probed(daemon, disk / "1") == 1, what="probes on the later copy")
+        until(lambda: probed(own_daemon, disk / "1") == 1, what="probes on the later copy")
         later.kill()
         later.wait()
-        until(lambda: probed(daemon, disk / "1") == 0, what="the later copy to be let go")
-        assert probed(daemon, disk / "0") == 1
+        until(lambda: probed(own_daemon, disk / "1") == 0, what="the later copy to be let go")
+        assert probed(own_daemon, disk / "0") == 1
     finally:
         os.kill(child, signal.SIGKILL)
     until(lambda: unmounted(disk), what="the file system to be free")

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import BIN, EXAMPLE, PATIENCE, Daemon, remove
+from e2e_support import BIN, EXAMPLE, PATIENCE, Daemon, end_process, remove, start_process
 from ports import free_port
-from process_tree import family
 from waiting import until
 
 # Elements of the example's parameters, all of whose gradients are summed once a step: three layers with their biases.
@@ -72,17 +71,8 @@ class Founding:
         self.daemon.ctl("vars", "--job", self.job, "--watch", "--interval", "100ms", "step", "loss")
 
     def run(self, *argv: str | Path, log: Any = subprocess.DEVNULL, env: dict[str, str] | None = None) -> None:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_"))}
-        self.processes.append(
-            subprocess.Popen(
-                [str(a) for a in argv],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**clean, "OMP_NUM_THREADS": "1", **(env or {})},
-                start_new_session=True,
-            )
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
+        self.processes.append(start_process(*argv, env=env, **pipes))
 
     @property
     def job(self) -> str:
@@ -107,18 +97,13 @@ class Founding:
 
     def close(self) -> None:
         for process in self.processes:
-            for pid in family(process.pid):
-                try:
-                    os.kill(pid, 9)
-                except ProcessLookupError:
-                    continue
-            process.communicate()
+            end_process(process)
         remove(self.daemon)
 
 
 @pytest.fixture(scope="module")
-def founding(shared_base: Path) -> Iterator[Founding]:
-    made = Founding(shared_base)
+def founding(module_base: Path) -> Iterator[Founding]:
+    made = Founding(module_base)
     try:
         made.start()
         made.watch()

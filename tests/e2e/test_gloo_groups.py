@@ -4,39 +4,42 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon
+from e2e_support import JOBS, Daemon, end_process, start_process
 from ports import free_port
 from waiting import until
 
 STEPS = 20
 # DESC_BYTES of collectives.bpf.h
 DESCRIPTION_BYTES = 40
-# Ranks -> what the job calls the group, what it is for, and how often each of its ranks calls it in STEPS steps.
+# Ranks -> what the job calls the group, what it is for, and how often each of its ranks calls it in a step.
 GROUPS = {
-    (0, 1): ("TENSOR_MODEL_PARALLEL_GROUP", "tp", 8 * STEPS),
-    (2, 3): ("TENSOR_MODEL_PARALLEL_GROUP", "tp", 8 * STEPS),
-    (0, 2): ("DATA_PARALLEL_GROUP", "dp", STEPS),
-    (1, 3): ("DATA_PARALLEL_GROUP", "dp", STEPS),
-    (0, 1, 2, 3): ("default_pg", "world", STEPS),
+    (0, 1): ("TENSOR_MODEL_PARALLEL_GROUP", "tp", 8),
+    (2, 3): ("TENSOR_MODEL_PARALLEL_GROUP", "tp", 8),
+    (0, 2): ("DATA_PARALLEL_GROUP", "dp", 1),
+    (1, 3): ("DATA_PARALLEL_GROUP", "dp", 1),
+    (0, 1, 2, 3): ("default_pg", "world", 1),
 }
 
 
 class Grid:
-    def __init__(self, run_job: Callable[..., subprocess.Popen[Any]], python: str, folder: Path) -> None:
+    """``made``: the number of steps that all ranks have made."""
+
+    def __init__(self, folder: Path) -> None:
         port = free_port()
+        self.made = 0
         self.job = f"n1/127.0.0.1:{port}"
         self.ranks = []
         for rank in range(4):
             env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "4", "NAMED": "1"}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             self.ranks.append(
-                run_job(
-                    python,
+                start_process(
+                    sys.executable,
                     JOBS / "grid.py",
                     folder / f"rank{rank}",
                     env=env,
@@ -62,14 +65,20 @@ class Grid:
     def steps(self, count: int) -> None:
         self.tell([0, 1, 2, 3], f"steps {count}")
         self.hear("done")
+        self.made += count
 
 
-@pytest.fixture
-def grid(daemon: Daemon, run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path) -> Grid:
-    made = Grid(run_job, sys.executable, tmp_path)
-    trained = [rank.pid for rank in made.ranks]
-    until(lambda: {p["pid"] for p in daemon.json("ps") if p["role"] == "trainer"} >= set(trained), what="four trainers")
-    return made
+@pytest.fixture(scope="module")
+def grid(shared_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
+    """Four ranks; the last test kills one of them."""
+    made = Grid(tmp_path_factory.mktemp("grid"))
+    trained = {rank.pid for rank in made.ranks}
+    until(
+        lambda: {p["pid"] for p in shared_daemon.json("ps") if p["role"] == "trainer"} >= trained, what="four trainers"
+    )
+    yield made
+    for rank in made.ranks:
+        end_process(rank)
 
 
 def communicators(daemon: Daemon, grid: Grid) -> dict[tuple[int, ...], dict[str, Any]]:
@@ -78,14 +87,14 @@ def communicators(daemon: Daemon, grid: Grid) -> dict[tuple[int, ...], dict[str,
 
 def test_each_group_is_a_communicator(daemon: Daemon, grid: Grid) -> None:
     grid.steps(STEPS)
-    total = sum(calls * len(ranks) for ranks, (_, _, calls) in GROUPS.items())
+    total = sum(calls * grid.made * len(ranks) for ranks, (_, _, calls) in GROUPS.items())
     sql = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{grid.job}'"
     until(lambda: daemon.query(sql) == [{"n": total}], what="all operations")
     found = communicators(daemon, grid)
     assert set(found) == set(GROUPS)
     assert len({own["comm"] for own in found.values()}) == 5
-    for ranks, (name, role, calls) in GROUPS.items():
-        own = found[ranks]
+    for ranks, (name, role, calls_of_a_step) in GROUPS.items():
+        own, calls = found[ranks], calls_of_a_step * grid.made
         # As much of it as a record holds.
         assert own["name"] == name[:DESCRIPTION_BYTES]
         assert (own["backend"], own["size"], own["nodes"]) == ("gloo", len(ranks), 1)
@@ -119,6 +128,7 @@ def test_the_rank_that_is_missing_is_named(daemon: Daemon, grid: Grid) -> None:
     until(lambda: shown in daemon.ctl("nccl", "--job", grid.job).stdout, what=f"the text {shown!r}")
     grid.tell([3], "steps 1")
     grid.hear("done")
+    grid.made += 1
     until(lambda: not waiting(), what="the end of all waits")
 
 

@@ -79,8 +79,9 @@ def test_a_start_beside_hostile_files(
 
 
 def test_a_library_on_a_file_system_that_does_not_answer(
-    daemon: Daemon, open_tmp_path: Path, doubles: Doubles, attack: Attack
+    own_daemon: Daemon, open_tmp_path: Path, doubles: Doubles, attack: Attack
 ) -> None:
+    """Its own daemon: a library keeps a parser or a reader busy."""
     silent = open_tmp_path / "silent"
     silent.mkdir()
     server = subprocess.Popen([sys.executable, silent_fuse.__file__, silent], stdout=subprocess.PIPE, text=True)
@@ -88,12 +89,12 @@ def test_a_library_on_a_file_system_that_does_not_answer(
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
         hostile = attack([silent / "libnccl.so.2"])
-        until(lambda: "FUSE" in (source(daemon, "collectives")["reason"] or ""), what="the refusal")
-        (row,) = until(lambda: losses(daemon, f"pid = {hostile.pid}"), what="its row")
+        until(lambda: "FUSE" in (source(own_daemon, "collectives")["reason"] or ""), what="the refusal")
+        (row,) = until(lambda: losses(own_daemon, f"pid = {hostile.pid}"), what="its row")
         assert "FUSE" in row["reason"]
         attack([copied(doubles, open_tmp_path / "other")], user=None)
         other = f"{open_tmp_path}/other/"
-        until(lambda: other in (source(daemon, "collectives")["detail"] or ""), what="another library")
+        until(lambda: other in (source(own_daemon, "collectives")["detail"] or ""), what="another library")
     finally:
         os.kill(server.pid, signal.SIGKILL)
         server.wait()

@@ -81,19 +81,20 @@ def test_an_abort_ends_what_was_open(daemon: Daemon, start_job: Callable[[], Job
     assert all(row["error"] for row in rows)
 
 
-def test_kills_of_the_collector_with_operations_open(daemon: Daemon, start_job: Callable[[], Job]) -> None:
+def test_kills_of_the_collector_with_operations_open(own_daemon: Daemon, start_job: Callable[[], Job]) -> None:
+    """Its own daemon: its collector is killed."""
     job = start_job()
-    ready(daemon, job)
+    ready(own_daemon, job)
     for _ in range(3):
         job.ranks.do("do 10 all_reduce 5 7", [0, 1])
-        (pid,) = until(lambda: daemon.children().get("probing.daemon.collector"), what="the collector")
+        (pid,) = until(lambda: own_daemon.children().get("probing.daemon.collector"), what="the collector")
         os.kill(pid, signal.SIGKILL)
-        until(lambda pid=pid: is_replaced(daemon, pid), what="the next collector")
+        until(lambda pid=pid: is_replaced(own_daemon, pid), what="the next collector")
         job.ranks.do("do 10 all_reduce 5 7", [2])
     job.ranks.finish()
     world = next(made["comm"] for made in job.ranks.made() if made["name"] == "world")
     calls = [call for call in job.ranks.calls() if call.comm == world]
-    check(job.wait_for_operations(daemon, len(calls), f"comm = '{world}'"), calls)
+    check(job.wait_for_operations(own_daemon, len(calls), f"comm = '{world}'"), calls)
 
 
 def test_processes_that_live_for_milliseconds_hold_up_nobody(

@@ -9,15 +9,22 @@ from typing import Any
 import pytest
 from cgroup_support import memory_group
 from e2e_support import JOBS, Daemon
+from ports import free_port
 from waiting import until
 
 STEPS = 13
 
 
 @pytest.fixture
-def ranks(torchrun_job: Callable[..., Any]) -> Callable[..., Any]:
+def port() -> int:
+    """The port of the job, which names it."""
+    return free_port()
+
+
+@pytest.fixture
+def ranks(torchrun_job: Callable[..., Any], port: int) -> Callable[..., Any]:
     """Two ranks; the second stops: ``ranks("kill")``, with the arguments of tests/jobs/stops.py."""
-    return lambda *how: torchrun_job(JOBS / "stops.py", STEPS, *how)
+    return lambda *how: torchrun_job(JOBS / "stops.py", STEPS, *how, port=port)
 
 
 @pytest.mark.parametrize(
@@ -25,32 +32,36 @@ def ranks(torchrun_job: Callable[..., Any]) -> Callable[..., Any]:
     [("kill", 9, None, "killed by SIGKILL"), ("exit", None, 3, "exited with code 3")],
 )
 def test_who_died_first_and_how(
-    daemon: Daemon, ranks: Callable[..., Any], how: str, signal: int | None, code: int | None, words: str
+    daemon: Daemon, ranks: Callable[..., Any], port: int, how: str, signal: int | None, code: int | None, words: str
 ) -> None:
     ranks(how).wait()
-    job = until(
-        lambda: [row["job"] for row in daemon.json("events") if (row["event"], row["role"]) == ("exit", "launcher")],
-        what="the end of the launcher",
-    )[0]
+    job = f"n1/127.0.0.1:{port}"
+
+    def ended() -> list[dict[str, Any]]:
+        rows = daemon.json("events", "--job", job)
+        return [row for row in rows if row["event"] == "exit" and row["role"] == "launcher"]
+
+    until(ended, what="the end of the launcher")
     exits = [row for row in daemon.json("events", "--job", job) if row["event"] == "exit"]
     assert {(row["rank"], row["role"]) for row in exits} == {(0, "trainer"), (1, "trainer"), (None, "launcher")}
     assert all(row["signal"] is not None or row["exit_code"] is not None for row in exits)
     (first,) = [row for row in exits if row["first"]]
     assert (first["rank"], first["signal"], first["exit_code"]) == (1, signal, code)
     assert first["detail"] == f"{words}, first to fail"
-    shown = daemon.ctl("ps", "--ended").stdout
+    shown = daemon.ctl("ps", "--ended", "--job", job).stdout
     assert f"{words}, first to fail" in shown
     assert len(shown.splitlines()) == 1 + 3
 
 
-def test_a_kill_for_lack_of_memory_is_named(daemon: Daemon, ranks: Callable[..., Any]) -> None:
-    with memory_group(daemon.instance, 50 << 20) as group:
+def test_a_kill_for_lack_of_memory_is_named(own_daemon: Daemon, ranks: Callable[..., Any]) -> None:
+    """Its own daemon: it shows all jobs that have ended."""
+    with memory_group(own_daemon.instance, 50 << 20) as group:
         ranks(group).wait()
         said = "killed by SIGKILL (OOM), first to fail"
-        until(lambda: [r for r in daemon.json("ps", "--ended") if r["how"] == said], what="the end of rank 1")
-        (row,) = [row for row in daemon.json("ps", "--ended") if row["first"]]
+        until(lambda: [r for r in own_daemon.json("ps", "--ended") if r["how"] == said], what="the end of rank 1")
+        (row,) = [row for row in own_daemon.json("ps", "--ended") if row["first"]]
         assert (row["rank"], row["signal"], row["oom"]) == (1, 9, True)
-        kinds = [row["event"] for row in daemon.json("events") if row["rank"] == 1]
+        kinds = [row["event"] for row in own_daemon.json("events") if row["rank"] == 1]
         assert kinds == ["start", "oom_kill", "exit"]
         until(lambda: not (group / "cgroup.procs").read_text(), what="an empty group")
 
@@ -102,22 +113,27 @@ def silent_ranks(daemon: Daemon) -> dict[int, dict[str, Any]]:
     return rows
 
 
-def test_a_dead_job_in_nccl_and_top(daemon: Daemon, ranks: Callable[..., Any]) -> None:
+def test_a_dead_job_in_nccl_and_top(daemon: Daemon, ranks: Callable[..., Any], port: int) -> None:
     ranks("kill").wait()
-    first = until(lambda: [own["first_failure"] for own in daemon.json("nccl")], what="who failed first")[0]
+    job = ("--job", f"n1/127.0.0.1:{port}")
+    first = until(
+        lambda: [own["first_failure"] for own in daemon.json("nccl", *job) if own["first_failure"]],
+        what="who failed first",
+    )[0]
     assert (first["rank"], first["signal"]) == (1, 9)
     for command in (["nccl"], ["top", "--once"]):
-        shown = daemon.ctl(*command).stdout
+        shown = daemon.ctl(*command, *job).stdout
         assert f"FAILED FIRST: rank 1 (pid {first['pid']} on n1) was killed by SIGKILL at " in shown
         assert "\n  ENDED " in shown
 
 
-def test_a_pause_says_since_when_and_by_what(daemon: Daemon) -> None:
-    daemon.ctl("pause")
-    assert daemon.ctl("ps").stdout.startswith("PAUSED on n1 since ")
-    assert " by `probingctl pause`: nothing newer is seen\n" in daemon.ctl("nccl").stdout
-    daemon.ctl("pause", "--resume")
-    assert not daemon.ctl("ps").stdout.startswith("PAUSED")
-    switch = Path(f"{daemon.socket}.d") / "pause"
+def test_a_pause_says_since_when_and_by_what(own_daemon: Daemon) -> None:
+    """Its own daemon: all probes are paused."""
+    own_daemon.ctl("pause")
+    assert own_daemon.ctl("ps").stdout.startswith("PAUSED on n1 since ")
+    assert " by `probingctl pause`: nothing newer is seen\n" in own_daemon.ctl("nccl").stdout
+    own_daemon.ctl("pause", "--resume")
+    assert not own_daemon.ctl("ps").stdout.startswith("PAUSED")
+    switch = Path(f"{own_daemon.socket}.d") / "pause"
     switch.touch()
-    until(lambda: f"by the file {switch}" in daemon.ctl("top", "--once").stdout, what="the pause")
+    until(lambda: f"by the file {switch}" in own_daemon.ctl("top", "--once").stdout, what="the pause")

@@ -169,8 +169,8 @@ def test_a_torch_never_seen_before(
 
 
 @pytest.mark.timeout(400)
-def test_kills_of_the_collector(daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
-    """Under load that never pauses, with operations in flight at each kill."""
+def test_kills_of_the_collector(own_daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
+    """Under load that never pauses, with operations in flight at each kill, of the test's own daemon."""
     chooser = random.Random(23)
     job = DirectJob(run_job, tmp_path)
     job.expect(b"ready")
@@ -180,20 +180,20 @@ def test_kills_of_the_collector(daemon: Daemon, run_job: Any, tmp_path: Path) ->
         # A kill comes at a random point of the load, counted in calls of the job.
         goal = written + chooser.randrange(50, 500)
         until(lambda goal=goal: job.written() > goal, what="calls of the job")
-        (pid,) = until(lambda: daemon.children().get("probing.daemon.collector"), what="the collector")
+        (pid,) = until(lambda: own_daemon.children().get("probing.daemon.collector"), what="the collector")
         os.kill(pid, signal.SIGKILL)
-        until(lambda pid=pid: is_replaced(daemon, pid), what="the next collector")
+        until(lambda pid=pid: is_replaced(own_daemon, pid), what="the next collector")
         written = job.written()
         # All that was called by now is there once, when it is done. What earlier rounds saw is not looked at again.
         calls = [c for c in job.calls() if c["seq"] > verified]
         expected, condition = keys(calls), f"seq > {verified}"
-        until(lambda e=expected, c=condition: not e - keys(seen(daemon, job, c)), what="what was in flight")
-        assert max(keys(seen(daemon, job, condition)).values()) == 1
+        until(lambda e=expected, c=condition: not e - keys(seen(own_daemon, job, c)), what="what was in flight")
+        assert max(keys(seen(own_daemon, job, condition)).values()) == 1
         verified = min(max(c["seq"] for c in calls if (c["rank"], c["comm"]) == key) for key in places(calls))
     # Any line ends the stream, and is then a command of its own that does nothing.
     job.do("stop")
     job.expect(b"done")
-    assert_equal(daemon, job, job.calls())
+    assert_equal(own_daemon, job, job.calls())
 
 
 def places(calls: list[dict[str, Any]]) -> set[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""All probes off at once: by `probingctl pause` or by a file, with a row for the gap."""
+"""All probes off at once, of the test's own daemon: by `probingctl pause` or by a file, with a row for the gap."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def grows(daemon: Daemon, port: int) -> bool:
     return True
 
 
-def test_pause_and_resume(daemon: Daemon, torchrun: Callable[..., Any], tmp_path: Path) -> None:
+def test_pause_and_resume(own_daemon: Daemon, torchrun: Callable[..., Any], tmp_path: Path) -> None:
     port = free_port()
     torchrun("--steps", "1000000", "--delay-ms", "2", "--report-every", "10", port=port)
-    until(lambda: operations(daemon, port), what="operations")
+    until(lambda: operations(own_daemon, port), what="operations")
     log = tmp_path / "torchrun.log"
 
     def steps() -> int:
@@ -37,28 +37,28 @@ def test_pause_and_resume(daemon: Daemon, torchrun: Callable[..., Any], tmp_path
 
     def stands_still() -> bool:
         """No operation is seen while the job makes some hundred of them."""
-        count, begin = operations(daemon, port), steps()
+        count, begin = operations(own_daemon, port), steps()
         until(lambda: steps() >= begin + 5, what="the job to go on")
-        return operations(daemon, port) == count
+        return operations(own_daemon, port) == count
 
-    daemon.ctl("pause")
-    assert daemon.json("status")["state"] == "paused"
+    own_daemon.ctl("pause")
+    assert own_daemon.json("status")["state"] == "paused"
     assert stands_still()
     # A restart of the collector keeps it.
-    (pid,) = daemon.children()["probing.daemon.collector"]
+    (pid,) = own_daemon.children()["probing.daemon.collector"]
     os.kill(pid, signal.SIGKILL)
-    until(lambda: daemon.children().get("probing.daemon.collector", [pid]) != [pid], what="the next collector")
-    until(lambda: daemon.ctl("-f", "json", "status", check=None).stdout.find('"paused"') > 0, what="its answer")
+    until(lambda: own_daemon.children().get("probing.daemon.collector", [pid]) != [pid], what="the next collector")
+    until(lambda: own_daemon.ctl("-f", "json", "status", check=None).stdout.find('"paused"') > 0, what="its answer")
     assert stands_still()
-    daemon.ctl("pause", "--resume")
-    assert grows(daemon, port)
+    own_daemon.ctl("pause", "--resume")
+    assert grows(own_daemon, port)
     gap = "SELECT 1 AS one FROM probing.losses WHERE reason = 'all probes were paused' AND table_name = 'comm.ops'"
-    until(lambda: daemon.query(gap), what="the gap as a row")
+    until(lambda: own_daemon.query(gap), what="the gap as a row")
 
-    switch = Path(f"{daemon.socket}.d") / "pause"
+    switch = Path(f"{own_daemon.socket}.d") / "pause"
     switch.touch()
-    until(lambda: daemon.json("status")["state"] == "paused", what="the pause")
+    until(lambda: own_daemon.json("status")["state"] == "paused", what="the pause")
     assert stands_still()
     switch.unlink()
-    until(lambda: daemon.json("status")["state"] == "running", what="the end of the pause")
-    assert grows(daemon, port)
+    until(lambda: own_daemon.json("status")["state"] == "running", what="the end of the pause")
+    assert grows(own_daemon, port)

@@ -44,15 +44,11 @@ def script_frame(thread: dict[str, Any], script: Path) -> dict[str, Any] | None:
     return next((f for f in thread["frames"] if f["file"] == str(script)), None)
 
 
-def test_main_threads_are_in_the_script(daemon: Daemon, torchrun: Launch) -> None:
-    port = free_port()
-    torchrun("--steps", "1000000", "--delay-ms", "20", port=port)
-    job = f"n1/127.0.0.1:{port}"
-
+def test_main_threads_are_in_the_script(daemon: Daemon, training: str) -> None:
     def both() -> dict[int, dict[str, Any]] | None:
-        if not [r for r in daemon.json("ps") if r["job"] == job and r["role"] == "trainer"]:
+        if not [r for r in daemon.json("ps") if r["job"] == training and r["role"] == "trainer"]:
             return None
-        threads = main_threads(daemon, job)
+        threads = main_threads(daemon, training)
         return threads if set(threads) == {0, 1} and all(script_frame(t, EXAMPLE) for t in threads.values()) else None
 
     threads = until(both, what="both main threads in the script")
@@ -108,7 +104,7 @@ def main_frame(reply: node_pb2.StacksReply, pid: int, script: Path) -> node_pb2.
     return next(f for f in thread.frames if f.file == str(script))
 
 
-def test_a_rank_that_holds_the_lock_in_c(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
+def test_a_rank_that_holds_the_lock_in_c_and_is_stopped(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     job, script, line = start_gil_holder(run_job, tmp_path)
     until(lambda: [r for r in daemon.json("ps") if r["pid"] == job.pid], what="the trainer to be known")
     stacks_rpc(daemon, job.pid)
@@ -121,11 +117,6 @@ def test_a_rank_that_holds_the_lock_in_c(daemon: Daemon, run_job: Launch, tmp_pa
         thread = next(t for t in reply.threads if t.tid == job.pid)
         assert thread.gil
         assert thread.complete
-
-
-def test_a_stopped_rank(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
-    job, script, line = start_gil_holder(run_job, tmp_path)
-    until(lambda: [r for r in daemon.json("ps") if r["pid"] == job.pid], what="the trainer to be known")
     os.kill(job.pid, signal.SIGSTOP)
     until(lambda: Path(f"/proc/{job.pid}/stat").read_text().split()[2] == "T", what="the process to stop")
     stacks_rpc(daemon, job.pid)

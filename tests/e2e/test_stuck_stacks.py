@@ -60,13 +60,14 @@ def known(daemon: Daemon, job: str) -> bool:
 
 @pytest.mark.parametrize("state", ["userfault", "mapped"])
 def test_one_that_blocks_its_reader(
-    daemon: Daemon, run_job: Launch, tmp_path: Path, silent_file: Path, state: str
+    own_daemon: Daemon, run_job: Launch, tmp_path: Path, silent_file: Path, state: str
 ) -> None:
+    """Its own daemon: its readers are blocked."""
     job, ranks = start_ranks(run_job, tmp_path, state, *([silent_file] if state == "mapped" else []))
-    until(lambda: known(daemon, job), what="the ranks to be known")
+    until(lambda: known(own_daemon, job), what="the ranks to be known")
     seconds = []
     for _ in range(5):
-        reply, took = stacks_rpc_of_job(daemon, job)
+        reply, took = stacks_rpc_of_job(own_daemon, job)
         seconds.append(took)
         told = {t.rank: [f.func for f in t.frames] for t in reply.threads if t.tid == t.pid}
         assert told == {0: ["idle", "<module>"], 2: ["idle", "<module>"]}
@@ -75,9 +76,9 @@ def test_one_that_blocks_its_reader(
         assert failure.error.message
     # The fastest of five: what is asked is what the daemon can do, not what else this machine does meanwhile.
     assert min(seconds) < 0.1
-    done = daemon.ctl("stacks", "--job", job)
+    done = own_daemon.ctl("stacks", "--job", job)
     assert f"pid {ranks[1].pid} (rank 1)" in done.stderr
-    assert daemon.json("status")["state"] == "running"
+    assert own_daemon.json("status")["state"] == "running"
 
 
 def test_one_that_cannot_be_interrupted(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import pytest
 from e2e_support import Daemon
@@ -57,9 +56,9 @@ MAY_BE_EMPTY = {
 }
 
 
-def test_everyday_time_expressions(daemon: Daemon, train: Callable[..., None], expressions: tuple[str, ...]) -> None:
-    train(5)
-    until(lambda: daemon.query("SELECT count(*) AS n FROM comm.ops")[0]["n"], what="operations")
+def test_everyday_time_expressions(daemon: Daemon, training: str, expressions: tuple[str, ...]) -> None:
+    operations = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{training}'"
+    until(lambda: daemon.query(operations)[0]["n"], what="operations")
     for expression in expressions:
         # The last operations may still arrive, so one query counts all and those that match.
         (row,) = daemon.query(
@@ -93,9 +92,8 @@ def test_every_table_answers_with_its_columns(daemon: Daemon) -> None:
         assert set(found.values()) <= {0, 1}
 
 
-def test_every_row_has_node_and_time(daemon: Daemon, torchrun: Callable[..., Any]) -> None:
-    torchrun("--steps", "1000000", "--delay-ms", "20")
-    daemon.ctl("vars", "step", "loss", "--watch")
+def test_every_row_has_node_and_time(daemon: Daemon, training: str) -> None:
+    daemon.ctl("vars", "--job", training, "step", "loss", "--watch")
     awaited = (
         "comm.ops",
         "process.memory",
@@ -104,9 +102,12 @@ def test_every_row_has_node_and_time(daemon: Daemon, torchrun: Callable[..., Any
         "net.interfaces",
         "net.tcp",
         "host.file_systems",
+        "process.kmsg",
     )
+    Path("/dev/kmsg").write_text("a line of the tests of probingd\n")
     for table in awaited:
         until(lambda table=table: daemon.query(f"SELECT 1 AS one FROM {table} LIMIT 1"), what=table)
+    daemon.ctl("vars", "--job", training, "--unwatch")
     counts = [
         f"SELECT '{table}' AS name, count(*) AS n, count(ts) AS ts, count(node) AS node FROM {table}"
         for table in TABLES

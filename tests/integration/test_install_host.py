@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from long import long
 
+# It installs all dependencies.
+pytestmark = long
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "/opt/probingd-test"
 # As on the host: what lies at the prefix of the image is at the prefix.
