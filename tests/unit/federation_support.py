@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
+from unittest.mock import patch
 
 import duckdb
 import pyarrow as pa
@@ -13,7 +15,7 @@ import pyarrow as pa
 from probing.daemon.query.gate import check
 from probing.federation.execution.answer import Answer, Reply
 from probing.federation.execution.merge import run
-from probing.federation.planning.catalog import Catalog
+from probing.federation.planning.catalog import Catalog, open_database
 from probing.federation.planning.split import Plan, plan
 from probing.federation.sql.dialect import parse, to_sql
 from probing.federation.sql.errors import from_duckdb
@@ -40,8 +42,17 @@ SCHEMAS = {
     ),
 }
 CATALOG = Catalog(SCHEMAS)
-# Databases of closed nodes: opening one takes longer than most queries of a test.
+# Databases of closed nodes and of merges: opening one takes longer than most queries of a test.
 _idle: list[duckdb.DuckDBPyConnection] = []
+_idle_merges: list[duckdb.DuckDBPyConnection] = []
+
+
+@contextmanager
+def _merge_database(**options: Any) -> Iterator[duckdb.DuckDBPyConnection]:
+    """In place of ``open_database`` in a merge. One whose merge fails is not used again."""
+    db = _idle_merges.pop() if _idle_merges else open_database(**{**options, "spill": ""})
+    yield db
+    _idle_merges.append(db)
 
 
 class Nodes:
@@ -77,7 +88,8 @@ class Nodes:
         return plan(sql, NOW_NS, CATALOG)
 
     def together(self, sql: str) -> Answer:
-        return run(self.plan(sql), self.names, self.ask)
+        with patch("probing.federation.execution.merge.open_database", _merge_database):
+            return run(self.plan(sql), self.names, self.ask)
 
     def reference(self, sql: str) -> pa.Table:
         return self._all.sql(to_sql(fix_times(parse(sql), NOW_NS))).to_arrow_table()

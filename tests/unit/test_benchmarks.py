@@ -7,14 +7,24 @@ import sys
 from pathlib import Path
 
 import pytest
+from long import long
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 NAMES = sorted(path.stem for path in BENCH.glob("[!_]*.py"))
 LISTED = "import runpy, sys; print(*runpy.run_path(sys.argv[1])['ALL'])"
 
 
+def test_benchmarks_can_be_imported() -> None:
+    assert NAMES
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import {', '.join(NAMES)}"], cwd=BENCH, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@long
 @pytest.mark.parametrize("name", NAMES)
-def test_benchmark_can_be_imported(name: str) -> None:
+def test_a_benchmark_can_be_imported_alone(name: str) -> None:
     ended = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=BENCH, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
 

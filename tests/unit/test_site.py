@@ -1,4 +1,7 @@
-"""The site: it builds without a warning, loads nothing from elsewhere, and broken links are found."""
+"""The site: it builds without a warning, loads nothing from elsewhere, and broken links are found.
+
+In the gate, `test_repository` checks the links and the menu.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from long import long
 
+pytestmark = long
 ROOT = Path(__file__).resolve().parents[2]
 LOADS = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=[\"']?(?:https?:)?//|url\([\"']?https?:|@import")
 

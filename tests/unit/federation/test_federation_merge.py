@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from probing.api.errors import (
     QueryRejected,
     QueryTimeout,
 )
+from probing.federation.execution import fanout
 from probing.federation.execution.answer import Reply
 from probing.federation.execution.fanout import fan_out
 from probing.federation.execution.merge import Ask, run
@@ -26,8 +28,10 @@ ROWS = {"comm.ops": [{"ts": NOW_NS, "op": "send", "seq": i, "bytes": 2**62} for 
 
 
 @pytest.fixture
-def nodes() -> Nodes:
-    return Nodes([ROWS, ROWS, ROWS])
+def nodes() -> Iterator[Nodes]:
+    made = Nodes([ROWS, ROWS, ROWS])
+    yield made
+    made.close()
 
 
 def ask_all_but(nodes: Nodes, missing: str, error: Exception) -> Ask:
@@ -73,7 +77,8 @@ def test_nobody_answers(nodes: Nodes) -> None:
         run(nodes.plan("SELECT count(*) FROM comm.ops"), nodes.names, ask)
 
 
-def test_a_node_that_hangs_does_not_hold_the_others_up(nodes: Nodes) -> None:
+def test_a_node_that_hangs_does_not_hold_the_others_up(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanout, "_GRACE_S", 0.0)
     release = threading.Event()
 
     def ask(address: str, sql: str, seconds: float) -> Reply:
@@ -82,11 +87,11 @@ def test_a_node_that_hangs_does_not_hold_the_others_up(nodes: Nodes) -> None:
         return nodes.ask(address, sql, seconds)
 
     try:
-        answer = run(nodes.plan("SELECT count(*) AS n FROM comm.ops"), nodes.names, ask, timeout=1.0)
+        answer = run(nodes.plan("SELECT count(*) AS n FROM comm.ops"), nodes.names, ask, timeout=0.8)
     finally:
         release.set()
     assert answer.table.to_pylist() == [{"n": 8}]
-    assert [(f.address, f.reason) for f in answer.gathered.failed] == [("n0", "no answer within 1 s")]
+    assert [(f.address, f.reason) for f in answer.gathered.failed] == [("n0", "no answer within 0.8 s")]
 
 
 def test_two_addresses_of_one_node_do_not_count_twice(nodes: Nodes) -> None:
@@ -173,7 +178,9 @@ def test_fan_out_over_nobody() -> None:
     gathered.require(strict=True)
 
 
-def test_more_silent_nodes_than_calls_at_once_hold_up_nobody() -> None:
+def test_more_silent_nodes_than_calls_at_once_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanout, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(fanout, "_GRACE_S", 0.0)
     silent = threading.Event()
 
     def ask(address: str, seconds: float) -> tuple[str, int]:
@@ -183,11 +190,11 @@ def test_more_silent_nodes_than_calls_at_once_hold_up_nobody() -> None:
 
     asked = [*(f"silent{i}" for i in range(70)), "n0", "n1"]
     try:
-        gathered = fan_out(asked, ask, 3.0)
+        gathered = fan_out(asked, ask, 0.8)
     finally:
         silent.set()
     assert [answered.node for answered in gathered.answered] == ["n0", "n1"]
-    assert {failed.reason for failed in gathered.failed} == {"no answer within 3 s"}
+    assert {failed.reason for failed in gathered.failed} == {"no answer within 0.8 s"}
 
 
 def test_a_bug_in_asking_is_not_hidden() -> None:
