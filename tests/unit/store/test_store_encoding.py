@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from long import examples
+from long import LONG
 from store_support import START_NS, MemoryFiles, write_segment
 
 from probing.api.tables import TABLES
@@ -90,10 +91,15 @@ def plain(rows: pa.Table) -> list[str]:
     return [repr(row) for row in zip(*columns.values(), strict=True)]
 
 
+@functools.cache
+def database() -> duckdb.DuckDBPyConnection:
+    """One for all tests: opening it takes longer than most of what they ask. It keeps nothing of a file."""
+    return duckdb.connect(config={"threads": 1, "enable_external_file_cache": False})
+
+
 def of_duckdb(data: bytes | memoryview, path: Path) -> pa.Table:
     path.write_bytes(data)
-    with duckdb.connect(config={"threads": 1}) as connection:
-        return connection.sql(f"SELECT * FROM read_parquet('{path}')").to_arrow_table()
+    return database().sql(f"SELECT * FROM read_parquet('{path}')").to_arrow_table()
 
 
 def check(rows: pa.Table, path: Path) -> None:
@@ -106,7 +112,7 @@ def check(rows: pa.Table, path: Path) -> None:
 def test_rows_of_every_table_come_back(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("encoding") / "s.parquet"
 
-    @settings(max_examples=examples(6), deadline=None, derandomize=True, database=None)
+    @settings(max_examples=6 if LONG else 3, deadline=None, derandomize=True, database=None)
     @given(st.integers(1, 400), st.integers(0, 2**32), st.sampled_from([0.1, 0.9]))
     def come_back(count: int, seed: int, nulls: float) -> None:
         check(sort_rows(rows_by_chance(TABLES[name].physical, count, seed, nulls), TABLES[name].sort_by), path)
@@ -256,10 +262,9 @@ def shown(rows: list[dict[str, Any]]) -> list[tuple[int | None, ...]]:
     stored = pa.Table.from_pylist(rows, schema=TABLES["comm.ops"].physical)
     names = ("t_launch", "t_start", "t_done_lo", "t_done_hi")
     after = ", ".join(f"epoch_ns({name}) - epoch_ns(ts)" for name in names)
-    with duckdb.connect(config={"threads": 1}) as connection:
-        connection.register("stored", stored)
-        sql = f"SELECT {after}, duration_ns FROM (SELECT {TABLES['comm.ops'].select_list} FROM stored)"
-        return connection.sql(sql).fetchall()
+    database().register("stored", stored)
+    sql = f"SELECT {after}, duration_ns FROM (SELECT {TABLES['comm.ops'].select_list} FROM stored)"
+    return database().sql(sql).fetchall()
 
 
 def test_both_ways_to_store_an_end_show_the_same() -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import store_support as support
+from long import examples
 
 from probing.daemon.clock import FakeClock
 from probing.daemon.source import Loss
@@ -111,7 +112,7 @@ def test_bytes_anywhere(root: Path) -> None:
     whole, name = segment(root).read_bytes(), segment(root).name
     footer = span(segment(root), 5).stop
     chance = random.Random(9)
-    for at in sorted(chance.sample(range(4, footer), 40)):
+    for at in sorted(chance.sample(range(4, footer), examples(40))):
         group = next(g for g in range(6) if at in span(segment(root), g))
         flip(segment(root), at, 1 << chance.randrange(8))
         check_lost(group, *after_damage(root))
@@ -157,7 +158,7 @@ def test_bytes_of_the_footer(root: Path) -> None:
     whole, name = segment(root).read_bytes(), segment(root).name
     footer = span(segment(root), 5).stop
     chance = random.Random(11)
-    for at in chance.sample(range(footer, len(whole)), 40):
+    for at in chance.sample(range(footer, len(whole)), examples(40)):
         flip(segment(root), at, 1 << chance.randrange(8))
         ids, losses = after_damage(root)
         assert set(ids) <= set(range(ROWS))
