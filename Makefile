@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-times test-all torch-wheels nccl-wheels demo screens bench probing-venv soak attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-times test-all torch-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -162,6 +162,9 @@ soak: install ## an hour of kills, failing disks, attacks and load; each part al
 corpus: install ## jobs with faults and healthy ones: what diagnosis finds, how often and how soon; about two hours
 	$(HOST) $(PYTHON) tests/soak/corpus.py --rounds 10 --stall-s 10 --late 3 --healthy 10
 
+mutations: install ## faults that were mended, put into a copy one at a time: the gate's tests must notice each
+	$(PYTHON) tests/mutations.py
+
 attacks: install ## what an ordinary user can do to the daemon, at length; CI has a short form of each
 	PROBINGD_TEST_ATTACKS=long $(HOST) $(PYTHON) -m pytest tests/e2e/test_attacks.py
 
@@ -240,6 +243,10 @@ kubernetes: install ## packaging/kubernetes/probingd.yaml and the schema of the 
 
 wheel: | deps ## .build/wheels/probingd-VERSION-py3-none-manylinux_2_28_MACHINE.whl with a libbpf; also MACHINE=aarch64
 	packaging/wheel.sh $(MACHINE)
+
+# Not a part of `make test`, which tests the kit against doubles (tests/integration/gpu_kit).
+gpu-kit: | deps ## .build/gpu-kit: all that checks probingd on a machine with a GPU and no registry; there: bash .build/gpu-kit/run
+	packaging/gpu-kit.sh
 
 # Not a part of `make test`: it makes a Debian in the user's cache and downloads compilers and dependencies.
 wheel-test: wheel ## install the wheel where there is no compiler and no libbpf, and watch a job there
