@@ -40,6 +40,8 @@ class Run:
         self._out, self._scene = out, scene
         self._daemon = Daemon(Path(scene.bin), scene.folder, options)
         self._before: list[Outcome] = []
+        # What runs beside all parts.
+        self._others = scene.of_part("beside")
 
     def start_daemon(self) -> None:
         """Starts the daemon, and notes what came of it as a part; parts that need it are skipped without it."""
@@ -57,6 +59,8 @@ class Run:
         checks = [Check("ready", state, "ready on stdout", why or f"after {seconds:g} s")]
         self._before.append(Outcome("daemon", title, state, seconds, why, checks))
         self._scene.save()
+        if self._scene.socket and self._scene.has("nccl"):
+            self._others.keeper().ready(30)
 
     def run(self, parts: Sequence[Part], budget: Budget) -> list[Outcome]:
         """Runs the parts and returns what came of all, the daemon's start first."""
@@ -66,6 +70,7 @@ class Run:
 
     def stop(self) -> None:
         """Ends the daemon, and leaves the logs beside the report."""
+        self._others.close()
         self._daemon.stop()
         logs = [self._scene.folder / "daemon.log", *sorted(self._scene.folder.glob("*/**/*log"))]
         texts = (f"--- {log.relative_to(self._scene.folder)}\n{_tail(log)}" for log in logs if log.is_file())

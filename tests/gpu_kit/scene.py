@@ -88,6 +88,7 @@ class Scene:
     def of_part(self, name: str) -> Scene:
         """Returns the scene of one part, with its checks."""
         scene = replace(self, part=name)
+        scene._watch = None
         scene.place.mkdir(parents=True, exist_ok=True)
         scene.checks = Checks(scene.place / "checks.jsonl")
         scene._undo = contextlib.ExitStack()
@@ -120,6 +121,13 @@ class Scene:
         folder.mkdir(parents=True, exist_ok=True)
         made = Job([self.machine.python, str(JOBS / f"{script}.py"), *args], folder, size, environ)
         return self._undo.enter_context(made)
+
+    def keeper(self) -> Job:
+        """Starts a rank that keeps the probes in place on the libraries, so that each job need not wait for them."""
+        self.need("nccl")
+        found = self.machine.libraries
+        environ = {"LD_LIBRARY_PATH": str(Path(found.cudart).parent)} if self.machine.rehearsal else {}
+        return self.job("keeper", found.cudart, found.nccl, **environ)
 
     def direct_job(self, *, size: int = 1, name: str = "direct", **environ: str) -> Job:
         """Starts ranks that call NCCL and the CUDA runtime by ctypes: the real ones, or the doubles."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -83,7 +84,8 @@ class Daemon:
         if process.stdout is not None:
             process.stdout.close()
         command = [str(self.bin / "probingd"), "cleanup", "--instance", self._instance]
-        subprocess.run(command, check=False, capture_output=True, timeout=seconds)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, check=False, capture_output=True, timeout=seconds)
 
 
 class Watch:
@@ -116,7 +118,7 @@ class Watch:
         self._client.config(key, value)
 
     def stacks(self, pid: int) -> list[Any]:
-        """Returns the threads of a process with their Python frames."""
+        """Returns the threads of a process with their Python frames, as ``probing.client.messages.Thread``."""
         return list(self._client.stacks([pid]).threads)
 
     def json(self, *command: str) -> Any:

@@ -38,9 +38,12 @@ class Rank:
         said = {name: self.nccl.number(f"ncclComm{name}") for name in ("Count", "UserRank", "CuDevice")}
         return {"comm": self.nccl.comm.value, "nccl": self.nccl.version, **said}
 
-    def warm(self) -> dict[str, Any]:
-        self.nccl.all_reduce(self.buffer, 1, self.stream)
-        self.cuda.check("cudaStreamSynchronize", self.stream)
+    def warm(self, times: str = "1", gap_s: str = "0") -> dict[str, Any]:
+        """Makes so many operations of one element, as steadily as a training does."""
+        for _ in range(int(times)):
+            self.nccl.all_reduce(self.buffer, 1, self.stream)
+            self.cuda.check("cudaStreamSynchronize", self.stream)
+            time.sleep(float(gap_s))
         return {}
 
     def burst(self, reduces: str, broadcasts: str, pairs: str, count: str) -> dict[str, Any]:
@@ -58,9 +61,16 @@ class Rank:
             call["end"] = end
         return {"calls": self.calls, "begun": begun, "offset": clock_offset_ns()}
 
-    def join_all_reduce(self, count: str) -> dict[str, Any]:
-        """Begins an all_reduce and waits for nothing."""
+    def join_all_reduce(self, count: str) -> None:
+        """Begins an all_reduce and waits for it, as a training does; answers before it waits."""
+        self.begin_all_reduce(count)
+        answer(waits=True)
+        self.cuda.check("cudaStreamSynchronize", self.stream)
+
+    def begin_all_reduce(self, count: str) -> dict[str, Any]:
+        """Begins an all_reduce, with an event behind it as frameworks record one, and waits for nothing."""
         self.nccl.all_reduce(self.buffer, int(count), self.stream)
+        self.cuda.check("cudaEventRecord", self.cuda.event(), self.stream)
         return {}
 
     def sleep_instead(self) -> None:
@@ -194,7 +204,17 @@ def main() -> None:
     for name in ("nccl", "cudart", "folder"):
         parser.add_argument(f"--{name}", required=True)
     rank = Rank(parser.parse_args())
-    names = ("init", "warm", "burst", "join_all_reduce", "sleep_instead", "call_without_launch", "abort", "graph")
+    names = (
+        "init",
+        "warm",
+        "burst",
+        "join_all_reduce",
+        "begin_all_reduce",
+        "sleep_instead",
+        "call_without_launch",
+        "abort",
+        "graph",
+    )
     serve({name: getattr(rank, name) for name in (*names, "syncs", "alloc", "launch", "pace")})
 
 

@@ -57,9 +57,12 @@ class Rank:
         self.data = torch.ones(1 << 18, device=device)
         return {"torch": torch.__version__, "nccl": list(torch.cuda.nccl.version())}
 
-    def warm(self) -> dict[str, Any]:
-        dist.all_reduce(self.data[:1])
-        torch.cuda.synchronize()
+    def warm(self, times: str = "1", gap_s: str = "0") -> dict[str, Any]:
+        """Makes so many operations of one element, as steadily as a training does."""
+        for _ in range(int(times)):
+            dist.all_reduce(self.data[:1])
+            torch.cuda.synchronize()
+            time.sleep(float(gap_s))
         return {}
 
     def burst(self, reduces: str, broadcasts: str, pairs: str, count: str) -> dict[str, Any]:
@@ -94,9 +97,11 @@ class Rank:
         names = ("profiling_name", "input_sizes", "input_dtypes", "state", "is_p2p", "time_created_ns")
         return {"entries": [{name: entry.get(name) for name in names} for entry in recorded.get("entries", [])]}
 
-    def join_all_reduce(self, count: str) -> dict[str, Any]:
-        self.work = dist.all_reduce(self.data[: int(count)], async_op=True)
-        return {}
+    def join_all_reduce(self, count: str) -> None:
+        """Begins an all_reduce and waits for it, as a training does; answers before it waits."""
+        dist.all_reduce(self.data[: int(count)])
+        answer(waits=True)
+        torch.cuda.synchronize()
 
     def sleep_instead(self) -> None:
         answer(sleeps=True)
@@ -108,10 +113,6 @@ class Rank:
         self.work = dist.all_reduce(self.data[: int(count)], async_op=True)
         answer(sleeps=True)
         the_rank_that_does_not_launch()
-
-    def abort(self) -> dict[str, Any]:
-        dist.distributed_c10d._get_default_group()._get_backend(self.device).abort()
-        return {}
 
     def launch(self, times: str) -> dict[str, Any]:
         """Launches one kernel so many times."""
@@ -248,7 +249,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         here_is_no("torch finds no GPU")
     rank = Rank()
-    names = ("init", "warm", "burst", "trace", "join_all_reduce", "sleep_instead", "call_without_launch", "abort")
+    names = ("init", "warm", "burst", "trace", "join_all_reduce", "sleep_instead", "call_without_launch")
     names += ("launch", "launch_rate", "graph", "alloc", "load", "hold", "pace", "train")
     serve({name: getattr(rank, name) for name in names})
 

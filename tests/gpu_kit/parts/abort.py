@@ -16,7 +16,7 @@ def _abort(scene: Scene) -> None:
     job = scene.direct_job(size=2).ready()
     job.do("init", 60)
     warmed(scene, job)
-    job.do("join_all_reduce 43", ranks=[0])
+    job.do("begin_all_reduce 43", ranks=[0])
     job.do("abort", ranks=[0])
     rows = until(lambda: _closed(scene, job), 15, "the row of the operation that was open")
     scene.checks.equal("state of the operation", ["failed"], [row["state"] for row in rows])

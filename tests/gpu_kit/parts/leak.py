@@ -25,9 +25,6 @@ _USUAL_FLAGS = ("-O1", "-fno-omit-frame-pointer", "-fno-toplevel-reorder")
 def _leak(scene: Scene) -> None:
     program = _compile(scene.place)
     library = scene.machine.libraries.cudart
-    # The daemon looks for libraries that ranks map: one that stays keeps the probes in place.
-    keeper = scene.direct_job(name="keeper").ready()
-    keeper.do("syncs 1 0 0")
     folder = scene.place / "leak-job"
     folder.mkdir(exist_ok=True)
     command = [str(program), library, str(TWENTY_THREE), str(SIZE)]

@@ -30,9 +30,9 @@ def _stacks(scene: Scene) -> None:
     if not scene.has("daemon"):
         scene.checks.skip("stacks of the daemon", scene.machine.missing["daemon"])
         return
-    threads = {thread.tid: thread for thread in scene.daemon.stacks(job.pid)}
+    threads = {thread["tid"]: thread for thread in scene.daemon.stacks(job.pid)}
     found = threads.get(said["tid"])
-    names = [frame.func for frame in found.frames] if found else []
+    names = [frame["func"] for frame in found["frames"]] if found else []
     scene.checks.equal("frames by `stacks`", said["frames"], names)
     scene.checks.measured("threads of the process", len(threads))
 

@@ -17,6 +17,8 @@ TWENTY_THREE, SEVEN, FIVE = 23, 7, 5
 # From the start of a job until its operations are seen: a libnccl with all of its symbols takes seconds.
 SEEN_S = 30.0
 _ROWS_S = 15.0
+# A second of operations.
+_STEADILY = "warm 50 0.02"
 _COLUMNS = (
     "pid, op, count, root, peer, comm, comm_rank, comm_size, seq, state, error, timing_source,"
     " epoch_ns(t_call) AS called, epoch_ns(t_done_lo) AS done_lo, epoch_ns(t_done_hi) AS done_hi"
@@ -30,15 +32,21 @@ def rows_since(scene: Scene, pid: int, begun_ns: int) -> list[dict[str, Any]]:
 
 
 def warmed(scene: Scene, job: Job, seconds: float = SEEN_S) -> None:
-    """Lets the ranks make operations until the daemon has seen one of each end. Raises TimeoutError."""
+    """Lets the ranks make operations, steadily, until the daemon has seen ended ones of each. Raises TimeoutError.
+
+    What counts as a hang depends on the longest pause between operations, so the next are always asked for already.
+    """
     pids = ", ".join(map(str, job.pids))
+    job.tell(_STEADILY)
 
     def seen() -> bool:
-        job.do("warm")
+        job.tell(_STEADILY)
         rows = scene.daemon.rows(f"SELECT DISTINCT pid FROM comm.ops WHERE pid IN ({pids})")
+        job.hear()
         return len(rows) == job.size
 
-    until(seen, seconds, "operations of all ranks", poll_s=0.3)
+    until(seen, seconds, "operations of all ranks")
+    job.hear()
 
 
 def burst(scene: Scene, job: Job, command: str, label: str = "") -> list[Answer]:
