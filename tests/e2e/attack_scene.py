@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -13,16 +12,16 @@ from pathlib import Path
 import grpc
 from double_jobs import Job, check
 from e2e_support import Daemon
+from long import LONG
 from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 
-__all__ = ("LONG", "MEMBER", "STRANGER", "Scene", "as_user", "attacker", "beside", "under_way")
+__all__ = ("MEMBER", "STRANGER", "Scene", "as_user", "attacker", "beside", "under_way")
 
 # Who may talk to the socket, and who may not; neither has a name.
 MEMBER, STRANGER = 60021, 60022
-LONG = os.environ.get("PROBINGD_TEST_ATTACKS") == "long"
 # What DESIGN promises of `status`, s.
 ANSWER_S = 1.0
 ASK_EACH_S = 0.1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from diagnosis_jobs import Ranks, folder_of_job, join_elastic, start_by_slurm
 from e2e_support import Daemon
 
-__all__ = ("HEALTHY", "Healthy", "HealthyJobs", "complaints")
+__all__ = ("HEALTHY", "IN_GATE", "Healthy", "HealthyJobs", "complaints")
 
 STEPS = 20
 # The time that jobs have for their end.
@@ -47,13 +47,16 @@ HEALTHY = (
     Healthy("an elastic restart", "plain", again=True, restarts=_elastic),
     Healthy("a requeued job", "plain", again=True, restarts=start_by_slurm),
 )
+# The gate takes a pause of all ranks, a pause of one, and the end of one after the other.
+IN_GATE = tuple(job for job in HEALTHY if job.case in ("evaluation", "checkpoint", "ends"))
 
 
 class HealthyJobs:
-    """Runs jobs beside ``daemon``. ``long_s``: the length of their long parts, s; longer than W."""
+    """Runs ``jobs`` beside ``daemon``. ``long_s``: the length of their long parts, s; longer than W."""
 
-    def __init__(self, daemon: Daemon, long_s: float) -> None:
+    def __init__(self, daemon: Daemon, long_s: float, jobs: Sequence[Healthy] = HEALTHY) -> None:
         self._daemon = daemon
+        self._jobs = jobs
         self._long_s = long_s
         self._over = False
         self.started: list[tuple[Healthy, Ranks]] = []
@@ -61,7 +64,7 @@ class HealthyJobs:
     def run(self, seconds: float) -> None:
         """Runs all jobs for ``seconds``, then lets them end normally."""
         with contextlib.ExitStack() as stack:
-            lives = [self._life(healthy, stack) for healthy in HEALTHY]
+            lives = [self._life(healthy, stack) for healthy in self._jobs]
             begun = time.monotonic()
             while lives:
                 self._over = time.monotonic() > begun + seconds

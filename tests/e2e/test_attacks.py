@@ -14,12 +14,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from attack_scene import LONG, MEMBER, STRANGER, as_user, attacker, beside, under_way
+from attack_scene import MEMBER, STRANGER, as_user, attacker, beside, under_way
 from crowd_clients import Doors, crowd_at
 from double_jobs import Job, ready
 from doubles.doubles import Doubles
 from e2e_support import BIN, JOBS, Daemon, remove
 from elftools.elf.elffile import ELFFile
+from long import LONG, long
 from ports import free_port
 from waiting import until
 
@@ -94,12 +95,14 @@ def test_tiny_processes(attacked: Daemon, job: Job, doubles: Doubles, folder: Pa
         ended("tiny", doubles.job, folder, "2000" if LONG else "240")
 
 
+@long
 @pytest.mark.timeout(400)
 def test_forks(attacked: Daemon, job: Job) -> None:
     with beside(attacked, job):
         ended("forks", "20000" if LONG else "2000")
 
 
+@long
 @pytest.mark.timeout(400)
 def test_names_of_libraries(attacked: Daemon, job: Job, doubles: Doubles, folder: Path) -> None:
     with beside(attacked, job) as scene, under_way("names", doubles.nccl, folder, "400"):
@@ -107,6 +110,7 @@ def test_names_of_libraries(attacked: Daemon, job: Job, doubles: Doubles, folder
         assert attacked.json("status")["state"] in ("running", "degraded")
 
 
+@long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["many_symbols", "many_names", "many_tables"])
 def test_endless_libraries(attacked: Daemon, job: Job, folder: Path, kind: str) -> None:
@@ -114,6 +118,7 @@ def test_endless_libraries(attacked: Daemon, job: Job, folder: Path, kind: str) 
         scene.last()
 
 
+@long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["repeated_values", "many_groups"])
 def test_endless_dumps(attacked: Daemon, job: Job, doubles: Doubles, folder: Path, kind: str) -> None:
@@ -121,18 +126,21 @@ def test_endless_dumps(attacked: Daemon, job: Job, doubles: Doubles, folder: Pat
         scene.last()
 
 
+@long
 @pytest.mark.timeout(400)
 def test_a_loop_of_mappings(attacked: Daemon, job: Job, doubles: Doubles, folder: Path) -> None:
     with beside(attacked, job) as scene, under_way("mappings", doubles.nccl, folder):
         scene.last()
 
 
+@long
 @pytest.mark.timeout(400)
 def test_a_flood_of_calls(attacked: Daemon, job: Job, doubles: Doubles, folder: Path) -> None:
     with beside(attacked, job):
         ended("calls", doubles.job, doubles.nccl, folder, "3000000" if LONG else "300000")
 
 
+@long
 @pytest.mark.timeout(400)
 def test_thousands_of_threads(attacked: Daemon, job: Job) -> None:
     with beside(attacked, job) as scene, under_way("threads", "5000") as process:
@@ -140,6 +148,7 @@ def test_thousands_of_threads(attacked: Daemon, job: Job) -> None:
         attacked.ctl("stacks", str(process.pid), check=None)
 
 
+@long
 @pytest.mark.timeout(400)
 def test_stopped_trainers(attacked: Daemon, job: Job, doubles: Doubles, folder: Path) -> None:
     with beside(attacked, job) as scene, under_way("stopped", doubles.job, folder, "20"):
@@ -147,6 +156,7 @@ def test_stopped_trainers(attacked: Daemon, job: Job, doubles: Doubles, folder: 
         attacked.ctl("stacks", check=None)
 
 
+@long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["fifo", "loop", "device"])
 def test_no_library_in_its_place(attacked: Daemon, job: Job, doubles: Doubles, folder: Path, kind: str) -> None:
@@ -163,6 +173,7 @@ def test_false_debug_information(attacked: Daemon, job: Job, doubles: Doubles, f
         scene.last()
 
 
+@long
 @pytest.mark.timeout(400)
 def test_a_port_that_sends_for_ever(attacked: Daemon, job: Job, doubles: Doubles) -> None:
     with beside(attacked, job) as scene, under_way("ras", doubles.nccl, value_of(attacked, "--nccl.ras-port")):
@@ -189,6 +200,7 @@ def test_what_is_the_daemons_own(attacked: Daemon) -> None:
     assert ended("lock", attacked.socket).splitlines() == ["Permission denied"] * 3
 
 
+@long
 @pytest.mark.timeout(400)
 def test_streams_that_are_not_read(attacked: Daemon, job: Job) -> None:
     words = [*as_user(MEMBER), BIN / "probingctl", "-t", attacked.target, "query", ENDLESS, "-f", "csv"]
@@ -209,6 +221,7 @@ def test_open_queries(attacked: Daemon, job: Job) -> None:
         assert attacked.query("SELECT 23 AS n FROM comm.ops LIMIT 1") == [{"n": 23}]
 
 
+@long
 @pytest.mark.timeout(400)
 def test_a_crowd_of_clients(attacked: Daemon, job: Job) -> None:
     doors = Doors(value_of(attacked, "--listen"), attacked.target, TOKEN, MEMBER)
@@ -219,6 +232,7 @@ def test_a_crowd_of_clients(attacked: Daemon, job: Job) -> None:
     assert found.seconds
 
 
+@long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("where", ["tcp", "unix"])
 def test_calls_without_a_message(attacked: Daemon, job: Job, where: str) -> None:

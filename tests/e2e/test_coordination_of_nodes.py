@@ -24,6 +24,7 @@ from clock_ahead import clock_ahead
 from diagnosis_corpus import watching
 from diagnosis_jobs import Ranks, folder_of_job
 from e2e_support import BIN, Daemon
+from long import LONG, long
 from network_namespaces import may_make_namespaces
 from node_namespaces import HUB, NodeSpace, node_namespaces
 from process_tree import family
@@ -34,7 +35,6 @@ pytestmark = pytest.mark.skipif(not may_make_namespaces(), reason="network names
 PORT = 7070
 MOVED = "10.78.0.77"
 CULPRIT = 1
-LONG = os.environ.get("PROBINGD_TEST_COORDINATION") == "long"
 STALL_S = 10.0 if LONG else 2.0
 IN_STEP = (0.0, 0.0, 0.0)
 # How far the clock of each node is ahead of the machine's, s.
@@ -221,6 +221,7 @@ def test_the_coordinator_names_the_culprit_on_all_nodes(request: pytest.FixtureR
     assert row["ranks"] == str(CULPRIT)
 
 
+@long
 def test_the_next_node_names_the_culprit_where_the_coordinator_died(site: Site, job: Ranks) -> None:
     site.kill(0)
     post = named(site, job, 1)
@@ -231,6 +232,7 @@ def test_the_next_node_names_the_culprit_where_the_coordinator_died(site: Site, 
     assert row["found_by"] == "n2"
 
 
+@long
 def test_states_follow_links_and_daemons(site: Site) -> None:
     def answering() -> tuple[list[str], list[str]]:
         """Returns the nodes that answer the first one, and those that it names as failed."""

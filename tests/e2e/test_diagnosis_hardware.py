@@ -14,6 +14,7 @@ from diagnosis_corpus import watching
 from diagnosis_jobs import Ranks, folder_of_job
 from doubles.nvml_double import NvmlDouble, build_nvml, recorded
 from e2e_support import Daemon
+from long import long
 from waiting import until
 
 XID_EVENT = 0x8
@@ -100,6 +101,7 @@ def test_a_throttled_gpu_is_why_a_rank_is_slow(daemon: Daemon, double: NvmlDoubl
         assert "gpu_throttled" in [found["verdict"] for found in json.loads(health.stdout)[0]["findings"]]
 
 
+@long
 def test_a_lost_gpu_names_the_rank_that_used_it(daemon: Daemon, double: NvmlDouble) -> None:
     with job(daemon, double, "bigger_batch") as ranks:
         double.set({"gpu1.lost": GPU_IS_LOST})

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from e2e_support import JOBS, Daemon
+from long import long
 from ports import free_port
 from waiting import until
 
@@ -90,6 +91,7 @@ def test_a_stall_is_named_once_and_closed_with_the_job(
     assert len(list(folder.glob(f"{found['finding_id']}.*"))) == 1
 
 
+@long
 def test_a_daemon_that_comes_late_names_the_rank(
     make_daemon: Callable[..., Daemon],
     stalling: Callable[[], tuple[subprocess.Popen[Any], Path]],
@@ -104,6 +106,7 @@ def test_a_daemon_that_comes_late_names_the_rank(
     assert (found["ranks"], found["victims"]) == ("1", "0")
 
 
+@long
 def test_a_job_that_advances_and_ends_has_no_finding(
     make_daemon: Callable[..., Daemon], torchrun: TorchRun, port: int
 ) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from e2e_support import ROOT, Daemon
+from long import long
 from ports import free_port
 from waiting import until
 
@@ -34,6 +35,7 @@ def shape(line: str) -> list[str]:
     return _VARIES.sub("#", line).split()[:_WORDS]
 
 
+@long
 def test_each_command_of_the_page_answers(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
     daemon, port = make_daemon("gpu07").start(), free_port()
     torchrun("--steps", "1000000", "--delay-ms", "20", port=port)

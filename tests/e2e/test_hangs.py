@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from double_jobs import Job, check, ready
 from e2e_support import Daemon, remove
+from long import long
 from process_tree import arguments, family
 from waiting import until
 
@@ -70,6 +71,7 @@ class Planted(Daemon):
         (self.state / f"{kind}.deadlock").touch()
 
 
+@long
 @pytest.mark.parametrize("kind", MODULES)
 def test_a_deadlocked_process_is_replaced(base: Path, start_job: Callable[[], Job], kind: str) -> None:
     daemon = Planted(base, "n1", "--hang-s", HANG_S)

@@ -13,6 +13,7 @@ from typing import Any
 from double_jobs import SIZE, Job, Row, check, is_replaced, ready
 from doubles.doubles import Doubles
 from e2e_support import JOBS, Daemon
+from long import long
 from waiting import until
 
 
@@ -42,6 +43,7 @@ def test_operations_and_communicators_of_a_job(daemon: Daemon, start_job: Callab
     ]
 
 
+@long
 def test_a_hung_rank_is_shown(daemon: Daemon, start_job: Callable[[], Job]) -> None:
     job = start_job()
     ready(daemon, job)
@@ -65,6 +67,7 @@ def test_a_hung_rank_is_shown(daemon: Daemon, start_job: Callable[[], Job]) -> N
     assert {row["state"] for row in job.wait_for_operations(daemon, SIZE, "op = 'all_gather'")} == {"done"}
 
 
+@long
 def test_an_abort_ends_what_was_open(daemon: Daemon, start_job: Callable[[], Job]) -> None:
     job = start_job()
     ready(daemon, job)

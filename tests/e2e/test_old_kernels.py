@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from e2e_support import Daemon, remove
+from long import long
 from process_tree import arguments, family
 from test_operations import DirectJob, is_replaced, keys, seen
 from waiting import until
@@ -110,6 +111,7 @@ def without_collector(daemon: Daemon, act: Callable[[], object]) -> None:
     until(lambda: is_replaced(daemon, pid), what="the next collector")
 
 
+@long
 @pytest.mark.timeout(400)
 def test_killed_collector_loses_nothing(old_daemon: Any, run_job: Any, tmp_path: Path) -> None:
     daemon = old_daemon(*OLD_KERNEL)
@@ -130,6 +132,7 @@ def test_killed_collector_loses_nothing(old_daemon: Any, run_job: Any, tmp_path:
     assert not Path(f"/sys/fs/bpf/probingd/{daemon.instance}").exists()
 
 
+@long
 @pytest.mark.timeout(400)
 def test_where_nothing_pins_the_gap_is_a_row(old_daemon: Any, run_job: Any, tmp_path: Path) -> None:
     daemon = old_daemon(*OLD_KERNEL, "event_map")

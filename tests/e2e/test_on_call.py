@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cgroup_support import memory_group
 from e2e_support import JOBS, Daemon
+from long import long
 from ports import free_port
 from waiting import until
 
@@ -83,6 +84,7 @@ def test_a_hang_from_before_the_daemon_is_named(
         assert "ranks 0-1: what began before " in shown
 
 
+@long
 def test_a_hang_that_began_while_no_daemon_ran_is_named(
     make_daemon: Callable[..., Daemon], ranks: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 from e2e_support import JOBS, Daemon
+from long import LONG, long
 from ports import free_port
 from waiting import until, whole_lines
 
 FIELDS = ("rank", "comm", "seq", "op", "bytes", "dtype", "async_op")
 Key = tuple[Any, ...]
-# `make soak` has more.
-KILLS = int(os.environ.get("PROBINGD_TEST_KILLS", "7"))
+KILLS = 23 if LONG else 5
 
 
 class DirectJob:
@@ -112,6 +112,7 @@ def test_daemon_first(daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
     assert_equal(daemon, job, calls)
 
 
+@long
 def test_daemon_during_start_up(make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path) -> None:
     daemon = make_daemon()
     daemon.spawn()
@@ -122,6 +123,7 @@ def test_daemon_during_start_up(make_daemon: Callable[..., Daemon], run_job: Any
     assert_equal(daemon, job, job.calls())
 
 
+@long
 def test_daemon_in_the_middle(make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path) -> None:
     job = DirectJob(run_job, tmp_path)
     job.expect(b"ready")
@@ -152,6 +154,7 @@ def copied_torch() -> Iterator[Path]:
     shutil.rmtree(target)
 
 
+@long
 @pytest.mark.parametrize("early", [True, False])
 def test_a_torch_never_seen_before(
     make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path, copied_torch: Path, early: bool
@@ -206,6 +209,7 @@ def is_replaced(daemon: Daemon, pid: int) -> bool:
     return now != [pid] and done.returncode == 0 and json.loads(done.stdout)["state"] == "running"
 
 
+@long
 def test_a_stalled_operation_is_in_flight(daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
     job = DirectJob(run_job, tmp_path)
     job.expect(b"ready")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e_support import JOBS, Daemon
+from long import long
 from ports import free_port
 from waiting import until
 
@@ -58,6 +59,7 @@ def test_job_first_daemon_second(make_daemon: Callable[..., Daemon], torchrun: L
     assert len(rows_of(daemon, port)) == 3
 
 
+@long
 def test_equal_jobs_stay_apart(daemon: Daemon, torchrun: Launch) -> None:
     # Two at once, and then one of them again on the same port.
     first, second = free_port(), free_port()
@@ -88,6 +90,7 @@ def test_equal_jobs_stay_apart(daemon: Daemon, torchrun: Launch) -> None:
     until(lambda: len(runs()) == 2, what="operations of both runs")
 
 
+@long
 def test_exit_is_an_event(daemon: Daemon, torchrun: Launch, tmp_path: Path) -> None:
     port = free_port()
     job = torchrun("--steps", "7", port=port)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from e2e_support import JOBS, Daemon
 from hostile import silent_fuse
+from long import long_unless
 from ports import free_port
 from test_stacks import stacks_rpc_of_job
 from waiting import until
@@ -58,7 +59,7 @@ def known(daemon: Daemon, job: str) -> bool:
     return len([r for r in daemon.json("ps") if r["job"] == job and r["role"] == "trainer"]) == 3
 
 
-@pytest.mark.parametrize("state", ["userfault", "mapped"])
+@pytest.mark.parametrize("state", ["userfault", long_unless(False, "mapped")])
 def test_one_that_blocks_its_reader(
     own_daemon: Daemon, run_job: Launch, tmp_path: Path, silent_file: Path, state: str
 ) -> None:
