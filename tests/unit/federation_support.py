@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from probing.daemon.query.gate import check
 from probing.federation.execution.answer import Answer, Reply
-from probing.federation.execution.merge import run
+from probing.federation.execution.merge import Ask, run
 from probing.federation.planning.catalog import Catalog, open_database
 from probing.federation.planning.split import Plan, plan
 from probing.federation.sql.dialect import parse, to_sql
@@ -55,6 +55,12 @@ def _merge_database(**options: Any) -> Iterator[duckdb.DuckDBPyConnection]:
     _idle_merges.append(db)
 
 
+def run_here(plan: Plan, addresses: Sequence[str], ask: Ask) -> Answer:
+    """As ``run``, in a database that merges before have used."""
+    with patch("probing.federation.execution.merge.open_database", _merge_database):
+        return run(plan, addresses, ask)
+
+
 class Nodes:
     """``rows[i]`` are node i's rows by table name."""
 
@@ -88,8 +94,7 @@ class Nodes:
         return plan(sql, NOW_NS, CATALOG)
 
     def together(self, sql: str) -> Answer:
-        with patch("probing.federation.execution.merge.open_database", _merge_database):
-            return run(self.plan(sql), self.names, self.ask)
+        return run_here(self.plan(sql), self.names, self.ask)
 
     def reference(self, sql: str) -> pa.Table:
         return self._all.sql(to_sql(fix_times(parse(sql), NOW_NS))).to_arrow_table()

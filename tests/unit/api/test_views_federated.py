@@ -8,13 +8,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from federation_support import assert_same
+from federation_support import assert_same, run_here
 
 from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
 from probing.federation.execution.answer import Reply
-from probing.federation.execution.merge import run
 from probing.federation.planning.catalog import api_catalog
 from probing.federation.planning.split import Plan, plan
 from probing.federation.sql.dialect import parse, to_sql
@@ -135,7 +134,7 @@ class Cluster:
             with self.nodes[address].cursor() as cursor:
                 return Reply(address, cursor.sql(part).to_arrow_table())
 
-        return run(self.plan(sql), list(self.nodes), ask).table
+        return run_here(self.plan(sql), list(self.nodes), ask).table
 
     def alone(self, sql: str) -> pa.Table:
         return self.union.sql(to_sql(fix_times(expand(parse(sql), VIEWS_HERE), NOW_NS))).to_arrow_table()

@@ -8,11 +8,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from federation_support import run_here
 
 from probing.api.tables import TABLES
 from probing.daemon.query.gate import check
 from probing.federation.execution.answer import Reply
-from probing.federation.execution.merge import run
 from probing.federation.planning.catalog import api_catalog
 from probing.federation.planning.split import plan
 
@@ -140,5 +140,5 @@ def test_the_rows_of_all_nodes(nodes: dict[str, duckdb.DuckDBPyConnection]) -> N
             return Reply(address, cursor.sql(part).to_arrow_table())
 
     sql = "SELECT node, rank, count(*) AS n FROM views.rank_second GROUP BY ALL ORDER BY node"
-    found = run(plan(sql, NOW_NS, api_catalog()), list(nodes), reply).table
+    found = run_here(plan(sql, NOW_NS, api_catalog()), list(nodes), reply).table
     assert found.to_pylist() == [{"node": "a", "rank": 0, "n": 7}, {"node": "b", "rank": 1, "n": 7}]

@@ -18,7 +18,7 @@ import yaml
 from helm_child import Helm, HelmRefusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from long import examples
+from long import examples, long_unless
 
 from probing.daemon.config import Config
 from probing.daemon.service.auth import check_listen
@@ -126,9 +126,14 @@ def _helm_ends() -> Iterator[None]:
         helm.cache_clear()
 
 
+@functools.cache
+def manifest(values: str, release: str) -> str:
+    return helm().manifest(json.loads(values), release, "watch")
+
+
 def objects(values: dict[str, Any], release: str = "probingd") -> list[dict[str, Any]]:
-    text = helm().manifest(values, release, "watch")
-    return [found for found in yaml.safe_load_all(text) if found]
+    text = manifest(json.dumps(values), release)
+    return [found for found in yaml.load_all(text, yaml.CSafeLoader) if found]
 
 
 def of_kind(values: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -159,8 +164,14 @@ def test_helm_finds_no_fault(name: str) -> None:
     assert report["errors"] == []
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        long_unless(version == VERSIONS[0] or name == "everything else", name, version)
+        for name in VARIANTS
+        for version in VERSIONS
+    ],
+)
 def test_kubernetes_knows_every_field(name: str, version: str) -> None:
     found = objects(VARIANTS[name], release="r-1")
     for each in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import store_support as support
+from long import LONG
 
 from probing.api.errors import StoreError
 from probing.daemon.arrow import batch_of
@@ -128,6 +130,7 @@ def watch(kernel: Kernel, files: support.MemoryFiles, log: bool = False) -> None
     kernel.consumer.move = move  # type: ignore[method-assign]
 
 
+@functools.cache
 def steps(*, holds: bool) -> list[str]:
     files, found = support.MemoryFiles(), list[str]()
     files.fault = lambda n, operation, path: found.append(operation)
@@ -143,7 +146,8 @@ def steps(*, holds: bool) -> list[str]:
 def test_a_record_of_the_ring_is_in_the_log_once_wherever_the_collector_dies(how: str, holds: bool) -> None:
     every = steps(holds=holds)
     assert every.count("commit") >= (2 if holds else ROUNDS)
-    for step in range(1, len(every) + 1):
+    # To die before a change is to die after the one before: in the gate a part of them shows it.
+    for step in range(1, len(every) + 1, 1 if LONG or how == "after" else 3):
         if how == "torn" and every[step - 1] != "write":
             continue
         kernel, files = Kernel(), support.MemoryFiles()
