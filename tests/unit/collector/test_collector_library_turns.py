@@ -83,17 +83,17 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_is_tried_again_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_turns, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(library_turns, "FIRST_RETRY_S", 0.002)
     turns = Turns(uid_of)
     spans = []
     for _ in range(5):
         turns.again(701)
         spans.append(turns._retries[701].span)
         assert turns.take(30.0) is not None
-    assert spans == [0.01, 0.02, 0.04, 0.08, 0.16]
+    assert spans == [0.002, 0.004, 0.008, 0.016, 0.032]
     turns.settled(701)
     turns.again(701)
-    assert turns._retries[701].span == 0.01
+    assert turns._retries[701].span == 0.002
 
 
 def test_nobody_waits_after_the_end() -> None:

@@ -213,7 +213,10 @@ def coordinators() -> Iterator[list[Coordinator]]:
         one.stop()
 
 
-def test_findings_reach_the_other_nodes_and_are_offered_again(coordinators: list[Coordinator]) -> None:
+def test_findings_reach_the_other_nodes_and_are_offered_again(
+    coordinators: list[Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probing.daemon.diagnose.coordination.coordinator.RETRY_S", 0.05)
     nodes = Nodes("n00", NAMES[:5], failed=["n04"])
     nodes.refusals = {"n02": 1}
     one = Coordinator("n00", nodes)

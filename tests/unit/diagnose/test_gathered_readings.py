@@ -89,7 +89,7 @@ def test_a_job_that_has_just_ended_lacks_nothing() -> None:
 def test_one_that_does_not_answer_costs_no_more_than_the_deadline() -> None:
     node = Node()
     node.blocks = {"native": threading.Event()}
-    seen = Readings(node, "j", [100], within(1.5)).result()
+    seen = Readings(node, "j", [100], within(0.7)).result()
     assert (len(seen.stacks), seen.native) == (2, [])
     assert [one.text for one in seen.missing if one.rank is None] == ["the native stacks of job j did not come in time"]
     node.blocks["native"].set()

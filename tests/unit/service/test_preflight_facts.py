@@ -180,7 +180,7 @@ def test_a_part_that_fails_costs_only_itself() -> None:
 
 def test_a_part_that_hangs_is_late_and_the_others_are_there() -> None:
     stuck = threading.Event()
-    found = facts(Tables(ROWS), Interpreters(wait=stuck), Asked("/opt/python"), timeout=2.0)
+    found = facts(Tables(ROWS), Interpreters(wait=stuck), Asked("/opt/python"), timeout=0.7)
     stuck.set()
     assert found.problem("versions") == "it took too long"
     assert found.devices
