@@ -9,6 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from costs import spent
 
+from probing.client import interrupt
 from probing.client.main import main
 
 __all__ = ("probingctl",)
@@ -18,9 +19,11 @@ _one_at_a_time = threading.Lock()
 
 
 def probingctl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command without a terminal; returns its exit code, stdout and stderr."""
+    """Runs a command without a terminal; returns its exit code, stdout and stderr. Ctrl-C ends the tests, too."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with spent("probingctl in the process"), _one_at_a_time, redirect_stdout(out), redirect_stderr(err):
         code = main(list(arguments))
+    if code == interrupt.CODE:
+        raise KeyboardInterrupt
     texts = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(list(arguments), code, *texts)
