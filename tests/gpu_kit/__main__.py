@@ -18,6 +18,7 @@ from pathlib import Path
 from gpu_kit.machine import examine
 from gpu_kit.part import Check, Outcome, Part, State
 from gpu_kit.parts import PARTS
+from gpu_kit.patience import patient
 from gpu_kit.report import exit_code, markdown, write
 from gpu_kit.runner import Budget, run_parts
 from gpu_kit.scene import Scene
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the parts, and returns the exit code."""
     options = _arguments(argv)
     begun = float(os.environ.get("GPU_KIT_BEGUN") or time.time())
-    budget = Budget(options.seconds - (time.time() - begun))
+    budget = Budget(patient(options.seconds) - (time.time() - begun))
     # So that the daemon and the jobs end with us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     out = Path(options.out)

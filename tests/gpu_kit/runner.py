@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_kit.part import Outcome, Part, State, outcome, read_checks
+from gpu_kit.patience import patient
 from gpu_kit.scene import Scene
 
 __all__ = ("EXIT_SKIPPED", "Budget", "run_part", "run_parts")
@@ -51,7 +52,7 @@ def _in_time(part: Part, scene: Scene, budget: Budget) -> Outcome:
     missing = next((scene.machine.missing[need] for need in part.needs if scene.machine.missing.get(need)), "")
     if missing:
         return Outcome(part.name, part.title, State.SKIPPED, 0.0, missing)
-    seconds = min(part.deadline_s, budget.left_s)
+    seconds = min(patient(part.deadline_s), budget.left_s)
     if seconds < LEAST_S:
         return Outcome(part.name, part.title, State.SKIPPED, 0.0, "the time for all parts was over")
     return run_part(part, scene, seconds)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from gpu_kit.part import Checks, Skip
+from gpu_kit.patience import patient
 from gpu_kit.watch import Watch
 from gpu_kit.work import Job
 
@@ -151,9 +152,9 @@ class Scene:
 
 def until(condition: Callable[[], T], seconds: float, what: str, poll_s: float = 0.1) -> T:
     """Returns the first true value of ``condition``. Raises TimeoutError, which names ``what``, after ``seconds``."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + patient(seconds)
     while not (value := condition()):
         if time.monotonic() > end:
-            raise TimeoutError(f"not within {seconds:g} s: {what}")
+            raise TimeoutError(f"not within {patient(seconds):g} s: {what}")
         time.sleep(poll_s)
     return value

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
+from gpu_kit.patience import patient
+
 __all__ = ("NODE", "Daemon", "DaemonFailed", "Watch")
 
 NODE = "gpu-kit"
@@ -54,7 +56,7 @@ class Daemon:
                 start_new_session=True,
             )
         assert self._process.stdout is not None
-        end = time.monotonic() + seconds
+        end = time.monotonic() + patient(seconds)
         while (left := end - time.monotonic()) > 0:
             if select.select([self._process.stdout], [], [], left)[0]:
                 line = self._process.stdout.readline()
@@ -77,7 +79,7 @@ class Daemon:
         if process.poll() is None:
             process.terminate()
         try:
-            process.wait(seconds)
+            process.wait(patient(seconds))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -85,7 +87,7 @@ class Daemon:
             process.stdout.close()
         command = [str(self.bin / "probingd"), "cleanup", "--instance", self._instance]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, check=False, capture_output=True, timeout=seconds)
+            subprocess.run(command, check=False, capture_output=True, timeout=patient(seconds))
 
 
 class Watch:
@@ -124,7 +126,7 @@ class Watch:
     def json(self, *command: str) -> Any:
         """Returns what a command of ``probingctl`` prints with ``-f json``, whatever its exit code."""
         argv = [str(Path(self._bin, "probingctl")), "-t", f"unix:{self._socket}", "-f", "json", *command]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=patient(30))
         if not done.stdout.strip():
             raise RuntimeError(f"probingctl {' '.join(command)}: {done.stderr.strip()[:500]}")
         return json.loads(done.stdout)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from gpu_kit.part import Skip
+from gpu_kit.patience import patient
 
 __all__ = ("Answer", "Job", "JobFailed", "free_port")
 
@@ -112,7 +113,7 @@ class Job:
 
     def hear(self, seconds: float = 30.0, ranks: Sequence[int] | None = None) -> list[Answer]:
         """Returns the next answer of each rank. Raises JobFailed where one does not come."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + patient(seconds)
         return [self._answer(rank, end) for rank in self._all(ranks)]
 
     def do(self, command: str, seconds: float = 30.0, ranks: Sequence[int] | None = None) -> list[Answer]:
@@ -128,7 +129,7 @@ class Job:
     def finish(self, seconds: float = 15.0) -> None:
         """Lets the ranks end by themselves, as a job does."""
         self.tell("exit")
-        end = time.monotonic() + seconds
+        end = time.monotonic() + patient(seconds)
         for rank, process in enumerate(self.ranks):
             try:
                 process.wait(max(0.1, end - time.monotonic()))

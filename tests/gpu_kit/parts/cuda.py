@@ -89,6 +89,8 @@ def with_launches(scene: Scene, job: Job) -> None:
         # torch fills the tensor and adds once before it counts.
         least = TWENTY_THREE
         until(lambda: _launched(scene, job, begun)["kernels"] >= least, _ROWS_S, "all launches")
+        # One more row, should there be launches that it should not have.
+        time.sleep(1.5)
         got = _launched(scene, job, begun)["kernels"]
         if scene.machine.rehearsal:
             scene.checks.equal("kernels", least, got)

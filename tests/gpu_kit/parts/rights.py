@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from gpu_kit.part import Part
+from gpu_kit.patience import patient
 from gpu_kit.scene import Scene
 
 __all__ = ("CHECK",)
@@ -14,7 +15,7 @@ __all__ = ("CHECK",)
 
 def _check(scene: Scene) -> None:
     command = [str(Path(scene.bin, "probingd")), "check", "-f", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(20))
     if not done.stdout.strip():
         raise RuntimeError(f"probingd check: {done.stderr.strip()[:500]}")
     for found in json.loads(done.stdout):
