@@ -1,0 +1,156 @@
+"""What tests of one part have in place of the parts around it: a sink, processes, readers and parsers, and clocks.
+
+The clock of a source is ``probing.daemon.clock.FakeClock``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from probing.api.errors import ProbingError
+from probing.daemon.ipc import Message
+from probing.daemon.source import Identity, Loss
+from probing.daemon.source_state import Totals
+
+__all__ = ("TOTALS", "Now", "Processes", "Readers", "Sink", "SkippingLoop", "rows_of")
+
+TOTALS = Totals("running", {}, {})
+
+
+def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Returns the rows of a valid batch, times as UTC ns."""
+    batch.validate(full=True)
+    columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in batch.columns]
+    values = zip(*(column.to_pylist() for column in columns), strict=True)
+    return [dict(zip(batch.schema.names, row, strict=True)) for row in values]
+
+
+class Sink:
+    """Keeps what it is given: ``rows`` of all tables, ``batches`` and ``losses``.
+
+    It takes rows of ``tables`` only, if there are any, and no loss without ``may_lose``.
+    """
+
+    def __init__(self, *tables: str, may_lose: bool = True) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.losses: list[Loss] = []
+        self._rows: list[tuple[str, dict[str, Any]]] = []
+        self._tables = tables
+        self._may_lose = may_lose
+
+    def put(self, table: str, batch: pa.RecordBatch) -> None:
+        assert not self._tables or table in self._tables
+        self.batches.append(batch)
+        self._rows += [(table, row) for row in rows_of(batch)]
+
+    def lost(self, loss: Loss) -> None:
+        assert self._may_lose, loss
+        self.losses.append(loss)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for _, row in list(self._rows)]
+
+    def of(self, table: str) -> list[dict[str, Any]]:
+        return [row for name, row in list(self._rows) if name == table]
+
+    def take(self, table: str) -> list[dict[str, Any]]:
+        """Returns the rows of ``table`` and forgets them."""
+        found = self.of(table)
+        self._rows = [(name, row) for name, row in self._rows if name != table]
+        return found
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self._rows.clear()
+
+    def events(self, *names: str) -> list[tuple[str, int]]:
+        """Returns (event, pid) of the rows of process.events, or of those events only."""
+        return [(row["event"], row["pid"]) for row in self.rows if not names or row["event"] in names]
+
+
+class Processes:
+    """The processes that live: ``who``, or whom ``identify`` knows by pid and start. ``asked``: whose identity was."""
+
+    def __init__(self, *who: Identity, identify: Callable[[int, int], Identity | None] | None = None) -> None:
+        self.who = list(who)
+        self.asked: list[tuple[int, int]] = []
+        self._identify = identify or (lambda *key: next((one for one in self.who if one.key == key), None))
+
+    def live(self) -> list[Identity]:
+        return self.who
+
+    def identity(self, pid: int, start_ns: int) -> Identity | None:
+        self.asked.append((pid, start_ns))
+        return self._identify(pid, start_ns)
+
+
+class Readers:
+    """Answers as readers and parsers do, in this process, by a function for each operation.
+
+    It returns a message, what a message has as JSON, or the error to raise; ``failure`` is raised for all. ``asked``:
+    operations with arguments.
+    """
+
+    size = 1
+
+    def __init__(self, **answers: Callable[[dict[str, Any]], Any]) -> None:
+        self.answers = answers
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.failure: ProbingError | None = None
+
+    def call(
+        self, op: str, payload: bytes = b"", *, timeout: float = 2.0, patience: float | None = None, **args: Any
+    ) -> Message:
+        del payload, timeout, patience
+        self.asked.append((op, args))
+        answer = self.failure or self.answers[op](args)
+        if isinstance(answer, ProbingError):
+            raise answer
+        return answer if isinstance(answer, Message) else Message({}, json.dumps(answer).encode())
+
+    def call_each(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("one request is enough")
+
+    def forget(self, pid: int, start_ns: int) -> None:
+        del pid, start_ns
+
+    def count(self, op: str) -> int:
+        return sum(1 for asked, _ in self.asked if asked == op)
+
+
+class Now:
+    """A function that returns the time ``now``, s."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Skipping(selectors.DefaultSelector):
+    skipped = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(timeout and 0)
+        if not found:
+            self.skipped += timeout or 0
+        return found
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """An event loop of one thread in which time skips to the next timer instead of waiting for it."""
+
+    def __init__(self) -> None:
+        self._skipping = _Skipping()
+        super().__init__(self._skipping)
+
+    def time(self) -> float:
+        return super().time() + self._skipping.skipped
