@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from probing.daemon.ipc import Message
-from probing.daemon.source import Identity, Loss
-
-__all__ = ("Answers", "FakeProc", "Known", "Rows", "group_tree", "rows_of")
+__all__ = ("FakeProc", "group_tree")
 
 # Fields of stat behind the name: Linux 3.10 has 42 of them, 5.17 and later 50.
 _STAT = "{state} 1 {pid} {pid} 0 -1 {flags} 100 0 {major} 0 {user} {sys} 0 0 20 0 {threads} 0 {start} 9999 {rss} 1" + (
@@ -95,61 +89,3 @@ def group_tree(root: Path, version: int, files: dict[str, str], path: str = "job
         return f"30 20 0:26 / {root} rw - cgroup2 cgroup2 rw\n", f"0::/{path}\n"
     options = "rw,cpu,cpuacct,memory"
     return f"30 20 0:26 / {root} rw - cgroup cgroup {options}\n", f"5:memory:/{path}\n4:cpu,cpuacct:/{path}\n0::/\n"
-
-
-class Answers:
-    """The readers of a source: requests are answered in this process, by ``handlers``."""
-
-    size = 1
-
-    def __init__(self, **handlers: Callable[[dict[str, Any]], Message]) -> None:
-        self.handlers = handlers
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.failure: Exception | None = None
-
-    def call(self, op: str, *, timeout: float = 2.0, patience: float | None = None, **args: Any) -> Message:
-        del timeout, patience
-        self.asked.append((op, args))
-        if self.failure is not None:
-            raise self.failure
-        return self.handlers[op](args)
-
-    def call_each(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("one request is enough")
-
-    def forget(self, pid: int, start_ns: int) -> None:
-        del pid, start_ns
-
-
-def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows; times are ns since 1970, which a datetime cannot hold."""
-    columns = [column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
-
-
-class Rows:
-    """A sink that keeps the rows of each table."""
-
-    def __init__(self) -> None:
-        self.tables: dict[str, list[dict[str, Any]]] = {}
-        self.losses: list[Loss] = []
-
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        self.tables.setdefault(table, []).extend(rows_of(batch))
-
-    def lost(self, loss: Loss) -> None:
-        self.losses.append(loss)
-
-    def take(self, table: str) -> list[dict[str, Any]]:
-        """The rows since the last call."""
-        return self.tables.pop(table, [])
-
-
-class Known:
-    """The watched processes."""
-
-    def __init__(self, *who: Identity) -> None:
-        self.who = list(who)
-
-    def live(self) -> list[Identity]:
-        return self.who

@@ -15,6 +15,7 @@ from typing import IO, Any
 import psutil
 import pytest
 from cgroup_support import cpu_group
+from fakes import Processes, Sink, rows_of
 from processes_helpers import descendants, start_ns_of
 from waiting import until
 
@@ -25,7 +26,6 @@ from probing.daemon.host.node.source import NodeSource, SpaceSource
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity
 from probing.daemon.source_state import Totals
-from tests.host_support import Known, Rows, rows_of
 
 # Each line says how long to compute; the answer is what it took, ns. Besides, a thread that only waits.
 WORKER = """
@@ -97,8 +97,8 @@ def worker() -> Iterator[Worker]:
 
 class Looks:
     def __init__(self, readers: ReaderPool, worker: Worker) -> None:
-        self.rows = Rows()
-        self.common: tuple[Any, ...] = (readers, Known(worker.identity), self.rows, SystemClock(), "n1")
+        self.rows = Sink()
+        self.common: tuple[Any, ...] = (readers, Processes(worker.identity), self.rows, SystemClock(), "n1")
         self.cpu, self.node = CpuSource(*self.common, 1.0), NodeSource(*self.common, 5.0)
 
     def look(self) -> dict[int | None, dict[str, Any]]:
@@ -187,7 +187,7 @@ def test_a_quota_shows_as_throttling(readers: ReaderPool, worker: Worker) -> Non
 
 
 def test_tasks_are_the_threads_that_psutil_finds(readers: ReaderPool, worker: Worker) -> None:
-    tasks = Tasks(readers, Known(worker.identity), "n1", apart_s=0)
+    tasks = Tasks(readers, Processes(worker.identity), "n1", apart_s=0)
     rows = rows_of(tasks.batch(SystemClock().pair()))
     assert sorted(row["tid"] for row in rows) == sorted(thread.id for thread in worker.psutil.threads())
     assert {row["state"] for row in rows} == {"sleeping"}

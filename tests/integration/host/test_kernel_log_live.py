@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from cgroup_support import memory_group
+from fakes import Sink
 from processes_helpers import start_ns_of
 from waiting import until
 
 from probing.daemon.clock import SystemClock
 from probing.daemon.host.kernel_log.source import KernelLogSource
 from probing.daemon.source import Identity
-from tests.host_support import Rows
 
 KMSG = Path("/dev/kmsg")
 # Joins its group on request, and then wants more than the group has.
@@ -31,7 +31,7 @@ kept = [bytearray(b"x" * (1 << 20)) for _ in range(400)]
 
 class Watch:
     def __init__(self) -> None:
-        self.rows = Rows()
+        self.rows = Sink()
         self.source = KernelLogSource(str(KMSG), self.rows, SystemClock(), "n1")
 
     def find(self, **wanted: object) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import Processes, Readers, Sink
 
 from probing.api.errors import TargetTimeout
 from probing.daemon.clock import FakeClock
@@ -27,7 +28,7 @@ from probing.daemon.host.cpu.source import CpuSource
 from probing.daemon.host.cpu.tasks import Tasks
 from probing.daemon.source import Identity
 from probing.daemon.source_state import Totals
-from tests.host_support import Answers, FakeProc, Known, Rows
+from tests.host_support import FakeProc
 
 START = 100 * 10_000_000
 SECOND = 1_000_000_000
@@ -42,11 +43,11 @@ class Watch:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, *who: Identity) -> None:
         self.proc = FakeProc(root / "proc")
-        self.rows = Rows()
+        self.rows = Sink()
         self.now = SECOND
         monkeypatch.setattr(reading.time, "monotonic_ns", lambda: self.now)
-        self.known = Known(*who)
-        self.readers = Answers(usage=UsageReader(str(self.proc)).answer)
+        self.known = Processes(*who)
+        self.readers = Readers(usage=UsageReader(str(self.proc)).answer)
         self.source = CpuSource(self.readers, self.known, self.rows, FakeClock(real_ns=5_000), "n1", 1.0)
 
     def tick(self, seconds: int = 1) -> list[dict[str, Any]]:
@@ -242,7 +243,7 @@ def test_tasks_are_all_threads_with_differences_of_two_looks(tmp_path: Path) -> 
         proc.thread(11, 12, name=b"loader\n\x1b", state="D", wchan="io_schedule", exec_ns=7 + 13 * len(looks), user=1)
         return found
 
-    tasks = Tasks(Answers(usage=answer), Known(trainer(), trainer(77)), "n1", apart_s=0)
+    tasks = Tasks(Readers(usage=answer), Processes(trainer(), trainer(77)), "n1", apart_s=0)
     rows = tasks.batch(FakeClock(real_ns=5_000).pair()).to_pylist()
     assert [(row["tid"], row["state"], row["rank"]) for row in rows] == [(11, "sleeping", 3), (12, "blocked", 3)]
     assert (rows[1]["wchan"], rows[1]["delta_total_ns"], rows[1]["platform"]) == ("io_schedule", 13, "linux")

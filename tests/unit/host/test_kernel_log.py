@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fakes import Sink
 
 from probing.daemon.clock import FakeClock
 from probing.daemon.host.kernel_log.allowance import Allowance
@@ -16,7 +17,6 @@ from probing.daemon.host.kernel_log.records import KernelLog, parse_records
 from probing.daemon.host.kernel_log.source import BURST, KernelLogSource
 from probing.daemon.source import Identity
 from probing.daemon.source_state import Totals
-from tests.host_support import Rows
 
 SECOND = 1_000_000_000
 BUS = "0000:3b:00"
@@ -142,7 +142,7 @@ class Log:
 
     def __init__(self, path: Path, clock: FakeClock) -> None:
         os.mkfifo(path)
-        self.rows, self.clock = Rows(), clock
+        self.rows, self.clock = Sink(), clock
         self.source = KernelLogSource(str(path), self.rows, clock, "n1")
         # A pipe needs a reader before a writer can open it without waiting.
         self.keeps = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -244,7 +244,7 @@ def test_records_that_the_kernel_overwrote_are_a_loss(log: Log) -> None:
 
 
 def test_a_log_that_may_not_be_read_is_said_and_tried_again(tmp_path: Path) -> None:
-    rows = Rows()
+    rows = Sink()
     source = KernelLogSource(str(tmp_path / "none"), rows, FakeClock(), "n1")
     source.tick()
     state = source.states(Totals("running", {}, {}))[0]
@@ -259,7 +259,7 @@ def test_a_log_that_may_not_be_read_is_said_and_tried_again(tmp_path: Path) -> N
 
 
 def test_the_kernel_log_can_be_switched_off() -> None:
-    source = KernelLogSource("", Rows(), FakeClock(), "n1")
+    source = KernelLogSource("", Sink(), FakeClock(), "n1")
     source.tick()
     assert source.states(Totals("running", {}, {}))[0].state == "stopped"
 

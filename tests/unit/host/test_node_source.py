@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fakes import Processes, Readers, Sink
+
 from probing.api.errors import TargetTimeout
 from probing.daemon.clock import FakeClock
 from probing.daemon.host.node.growth import Growth
@@ -12,7 +14,6 @@ from probing.daemon.host.node.source import SILENT_TURNS, NodeSource, SpaceSourc
 from probing.daemon.ipc import Message
 from probing.daemon.source import Identity
 from probing.daemon.source_state import Totals
-from tests.host_support import Answers, Known, Rows
 
 SECOND = 1_000_000_000
 TOTALS = Totals("running", {}, {})
@@ -50,14 +51,14 @@ def found(at_s: int, **changed: Any) -> dict[str, Any]:
 
 class Node:
     def __init__(self, *watched: Identity) -> None:
-        self.rows, self.now = Rows(), found(1)
-        readers = Answers(node=lambda _: Message({}, json.dumps(self.now).encode()))
-        self.source = NodeSource(readers, Known(*watched), self.rows, FakeClock(real_ns=5_000), "n1", 5.0)
+        self.rows, self.now = Sink(), found(1)
+        readers = Readers(node=lambda _: Message({}, json.dumps(self.now).encode()))
+        self.source = NodeSource(readers, Processes(*watched), self.rows, FakeClock(real_ns=5_000), "n1", 5.0)
         self.readers = readers
 
     def look(self, now: dict[str, Any], table: str) -> list[dict[str, Any]]:
         self.now = now
-        self.rows.tables.clear()
+        self.rows.clear()
         self.source.tick()
         return self.rows.take(table)
 
@@ -162,7 +163,7 @@ def test_pressure_of_the_node_and_of_groups() -> None:
 def test_a_node_without_any_of_it_has_no_rows() -> None:
     node = Node()
     assert node.look(found(1, memory={}, vm={}, pressure={}, disks={}), "host.memory") == []
-    assert node.rows.tables == {}
+    assert node.rows.rows == []
 
 
 def test_a_reader_that_does_not_answer_is_reported() -> None:
@@ -200,10 +201,10 @@ SPACE = {
 class Space:
     def __init__(self, *watched: Identity, **answer: Any) -> None:
         self.silent: set[str] = set()
-        self.rows = Rows()
+        self.rows = Sink()
         self.answer = {"local": [SPACE], "served": [], "shared": [], **answer}
-        self.readers = Answers(space=self._answered)
-        self.source = SpaceSource(self.readers, Known(*watched), self.rows, FakeClock(real_ns=5_000), "n1", 30.0)
+        self.readers = Readers(space=self._answered)
+        self.source = SpaceSource(self.readers, Processes(*watched), self.rows, FakeClock(real_ns=5_000), "n1", 30.0)
 
     def _answered(self, request: dict[str, Any]) -> Message:
         point = request.get("point")
