@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import TOTALS, Processes, Readers, Sink
 from hypothesis import given
 from hypothesis import strategies as st
 from infiniband import write
-from net_support import TOTALS, Kept, Known, Reads
 
 from probing.api.errors import TargetTimeout
 from probing.api.tables.net import INTERFACE_COUNTERS, INTERFACES
@@ -57,10 +57,10 @@ class World:
         self.found: list[list[Any] | None] = []
         self.details: Any = {"eth0": ETH0, "lo": {**ETH0, "kind": "loopback", "ifindex": 1}}
         self.namespaces: dict[int, ProcessKey] = {}
-        self.reads = Reads(links=lambda _: self.found, link_details=lambda _: self.details)
-        self.parsers = Reads(interface_addresses=lambda _: None)
-        self.kept, self.clock = Kept(), FakeClock(SECOND, 5 * SECOND)
-        known = Known(Identity(77, 7, "j", "r", "trainer", 1))
+        self.reads = Readers(links=lambda _: self.found, link_details=lambda _: self.details)
+        self.parsers = Readers(interface_addresses=lambda _: None)
+        self.kept, self.clock = Sink(), FakeClock(SECOND, 5 * SECOND)
+        known = Processes(Identity(77, 7, "j", "r", "trainer", 1))
         self.source = InterfaceSource(
             self.reads,
             self.parsers,

@@ -7,9 +7,9 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+from fakes import TOTALS, Processes, Readers
 from hypothesis import given
 from hypothesis import strategies as st
-from net_support import TOTALS, Known, Reads
 
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.daemon.clock import FakeClock
@@ -152,13 +152,13 @@ def test_no_bytes_are_too_strange(data: bytes) -> None:
 
 def test_each_has_its_rank_or_the_name_of_its_process(monkeypatch: Any) -> None:
     monkeypatch.setattr(qps, "NETLINK_RDMA", socket.NETLINK_ROUTE)
-    reads = Reads(
+    reads = Readers(
         rdma_devices=lambda _: ["mlx5_0"],
         list=lambda request: [[pid, 77, 1, "S", "storage", "/bin/x"] for pid in request["pids"]],
     )
-    parsers = Reads(rdma_qps=lambda _: None)
+    parsers = Readers(rdma_qps=lambda _: None)
     monkeypatch.setattr(parsers, "call", lambda *_, **__: read_qps(kernel()))
-    made = QueuePairs(reads, parsers, Known(Identity(4242, 7, "j", "r", "trainer", 3)), "n1")  # type: ignore[arg-type]
+    made = QueuePairs(reads, parsers, Processes(Identity(4242, 7, "j", "r", "trainer", 3)), "n1")  # type: ignore[arg-type]
     rows = made.rows(FakeClock(real_ns=5_000).pair()).to_pylist()
     assert [(row["pid"], row["job"], row["rank"], row["start_ns"], row["comm"]) for row in rows] == [
         (4242, "j", 3, 7, None),
@@ -180,6 +180,6 @@ def test_each_has_its_rank_or_the_name_of_its_process(monkeypatch: Any) -> None:
 
 
 def test_without_devices_the_kernel_is_not_asked() -> None:
-    made = QueuePairs(Reads(rdma_devices=lambda _: []), Reads(), Known(), "n1")  # type: ignore[arg-type]
+    made = QueuePairs(Readers(rdma_devices=lambda _: []), Readers(), Processes(), "n1")  # type: ignore[arg-type]
     assert made.rows(FakeClock().pair()).num_rows == 0
     assert made.states(TOTALS)[0].state == "running"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from net_support import TOTALS, Kept, Known, Reads
+from fakes import TOTALS, Processes, Readers, Sink
 
 from probing.api.errors import PrivilegeError, TargetTimeout
 from probing.api.tables.net import PATHS, TCP
@@ -46,8 +46,8 @@ class World:
         self.now = sockets()
         self.held: dict[int, list[int]] = {}
         self.seconds = 1000.0
-        self.reads = Reads(sockets=lambda request: [[NETNS, self.held.get(pid, [])] for pid, _ in request["targets"]])
-        self.known, self.kept, self.clock = Known(TRAINER, OTHER), Kept(), FakeClock(SECOND, 5 * SECOND)
+        self.reads = Readers(sockets=lambda request: [[NETNS, self.held.get(pid, [])] for pid, _ in request["targets"]])
+        self.known, self.kept, self.clock = Processes(TRAINER, OTHER), Sink(), FakeClock(SECOND, 5 * SECOND)
         self.source = TcpSource(self.reads, self.known, self.kept, self.clock, "n1", 1.0, on=True)
         # The readings of a busy machine take long.
         monkeypatch.setattr(source, "_SHARE", float("inf"))
@@ -260,7 +260,7 @@ def test_quiet_rows_come_once_a_minute() -> None:
 
 
 def test_switched_off_it_reads_nothing() -> None:
-    reads = Reads()
-    made = TcpSource(reads, Known(TRAINER), Kept(), FakeClock(), "n1", 1.0, on=False)
+    reads = Readers()
+    made = TcpSource(reads, Processes(TRAINER), Sink(), FakeClock(), "n1", 1.0, on=False)
     made.tick()
     assert (reads.asked, made.states(TOTALS)[0].state) == ([], "stopped")
