@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from fakes import Processes, rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from long import examples
@@ -26,16 +27,13 @@ from probing.daemon.source import Identity
 PAIR = ClockPair(mono_ns=1_000_000, boot_ns=1_500_000, real_ns=1_700_000_000_000_000_000)
 
 
-class Processes:
-    """Knows even pids, and those that are ``found`` later."""
+def identify(pid: int, start_ns: int) -> Identity | None:
+    """Knows even pids."""
+    return None if pid % 2 else whoever(pid, start_ns)
 
-    def __init__(self) -> None:
-        self.found: set[int] = set()
 
-    def identity(self, pid: int, start_ns: int) -> Identity | None:
-        if pid % 2 and pid not in self.found:
-            return None
-        return Identity(pid, start_ns, f"job{pid}", "run", "trainer", rank=pid // 2, world_size=4)
+def whoever(pid: int, start_ns: int) -> Identity:
+    return Identity(pid, start_ns, f"job{pid}", "run", "trainer", rank=pid // 2, world_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +56,7 @@ class Maker:
     """Decodes and makes rows as the source does."""
 
     def __init__(self, processes: Processes | None = None) -> None:
-        processes = processes or Processes()
+        processes = processes or Processes(identify=identify)
         self._decoder = OperationDecoder(processes)
         self.communicators = Communicators("n1", processes)
 
@@ -73,13 +71,7 @@ class Maker:
 
 
 def rows(*records: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-    return plain(Maker().finished(np.concatenate(records)))
-
-
-def plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in batch.columns]
-    values = zip(*(column.to_pylist() for column in columns), strict=True)
-    return [dict(zip(batch.schema.names, row, strict=True)) for row in values]
+    return rows_of(Maker().finished(np.concatenate(records)))
 
 
 def test_a_finished_all_reduce(dtype: np.dtype[Any]) -> None:
@@ -178,7 +170,7 @@ def test_a_failed_operation_of_nccl_has_its_result_as_error(dtype: np.dtype[Any]
 def test_operations_of_nccl_report_no_communicators(dtype: np.dtype[Any]) -> None:
     one = record(dtype, backend=2, name=b"\x55", name_form=3, comm_rank=0, comm_size=4)
     maker = Maker()
-    assert plain(maker.finished(one))[0]["comm"] == "0000000000000055"
+    assert rows_of(maker.finished(one))[0]["comm"] == "0000000000000055"
     assert maker.followed(one) is None
 
 
@@ -188,7 +180,7 @@ def test_a_communicator_is_one_row(dtype: np.dtype[Any]) -> None:
     second = record(dtype, name=b"0", name_form=1, comm_rank=0, comm_size=4, t_call=20)
     seen = maker.followed(first)
     assert seen is not None
-    (row,) = plain(seen)
+    (row,) = rows_of(seen)
     assert (row["comm"], row["size"], row["job_rank"], row["parallel_role"]) == ("0", 4, 1, "world")
     assert maker.communicators.backends_of(2, 0) == {"gloo"}
     assert maker.followed(second) is None
@@ -197,16 +189,17 @@ def test_a_communicator_is_one_row(dtype: np.dtype[Any]) -> None:
 
 
 def test_a_process_identified_later_has_its_job_from_then_on(dtype: np.dtype[Any]) -> None:
-    processes = Processes()
+    found: set[int] = set()
+    processes = Processes(identify=lambda pid, start: whoever(pid, start) if pid in found else None)
     maker = Maker(processes)
 
     def job() -> str | None:
-        (row,) = plain(maker.finished(record(dtype, tgid=7)))
+        (row,) = rows_of(maker.finished(record(dtype, tgid=7)))
         found: str | None = row["job"]
         return found
 
     assert job() is None
-    processes.found.add(7)
+    found.add(7)
     assert job() == "job7"
 
 
@@ -214,7 +207,7 @@ def test_inflight_has_its_logical_schema(dtype: np.dtype[Any]) -> None:
     maker = Maker()
     batch = maker.inflight(record(dtype, op=0, state=2, t_call=400_000))
     assert batch.schema == table_named("comm.inflight").logical
-    (row,) = plain(batch)
+    (row,) = rows_of(batch)
     assert (row["op"], row["state"], row["age_ns"]) == ("broadcast", "started", 600_000)
     assert maker.inflight(np.zeros(0, dtype)).num_rows == 0
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import Processes
 from test_collectives_symbols import Symbol
 
 from probing.api.errors import AttachError
@@ -86,11 +87,6 @@ class Slow:
         self.answer.wait()
 
 
-class Nobody:
-    def identity(self, pid: int, start_ns: int) -> None:
-        return None
-
-
 def nccl_symbols(_fd: int, _patterns: Any) -> list[Symbol]:
     return [Symbol(probe.pattern, 10 * n, 10 * n) for n, probe in enumerate(NCCL.probes, 1)]
 
@@ -102,7 +98,7 @@ def session() -> Session:
 
 @pytest.fixture
 def source(session: Session) -> CollectivesSource:
-    return CollectivesSource(session, Nobody(), "n1", nccl_symbols)
+    return CollectivesSource(session, Processes(), "n1", nccl_symbols)
 
 
 def test_start_writes_the_layouts_and_closes_missed_operations(session: Session, source: CollectivesSource) -> None:
@@ -236,7 +232,7 @@ def test_the_drain_goes_on_during_a_query_for_operations_in_flight(session: Sess
 
 
 def test_a_process_is_forgotten_once_its_last_records_are_rows(session: Session) -> None:
-    source = CollectivesSource(session, Nobody(), "n1", nccl_symbols)
+    source = CollectivesSource(session, Processes(), "n1", nccl_symbols)
     records = collectives_of(100)
     records["start_ns"], records["backend"] = 20, 1
 

@@ -6,8 +6,8 @@ import socket
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from fakes import Processes, rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from long import examples
@@ -25,9 +25,11 @@ SEEN, MADE, FINALIZED, DESTROYED, ABORTED, ERROR = range(1, 7)
 TABLE = "comm.communicators"
 
 
-class Processes:
-    def identity(self, pid: int, start_ns: int) -> Identity | None:
-        return Identity(pid, start_ns, "job", "run", "trainer", rank=pid, world_size=4) if pid < 4 else None
+def identify(pid: int, start_ns: int) -> Identity | None:
+    return Identity(pid, start_ns, "job", "run", "trainer", rank=pid, world_size=4) if pid < 4 else None
+
+
+PROCESSES = Processes(identify=identify)
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +49,7 @@ def record(layout: np.dtype[Any], /, **values: Any) -> np.ndarray[Any, Any]:
 
 
 def rows(communicators: Communicators, *records: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-    return plain(communicators.rows(np.concatenate(records), PAIR))
-
-
-def plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    batch.validate(full=True)
-    columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in batch.columns]
-    values = zip(*(column.to_pylist() for column in columns), strict=True)
-    return [dict(zip(batch.schema.names, row, strict=True)) for row in values]
+    return rows_of(communicators.rows(np.concatenate(records), PAIR))
 
 
 def address(family: int, packed: bytes, port: int) -> bytes:
@@ -69,7 +64,7 @@ def made(layout: np.dtype[Any], **values: Any) -> np.ndarray[Any, Any]:
 
 def test_a_communicator_that_was_made(dtype: np.dtype[Any]) -> None:
     known = {"bus_id": 0x17000, "name": b"default_pg", "root_address": address(2, bytes([10, 0, 0, 7]), 29500)}
-    (row,) = rows(Communicators("n1", Processes()), made(dtype, **known, aborted=0))
+    (row,) = rows(Communicators("n1", PROCESSES), made(dtype, **known, aborted=0))
     when = PAIR.real_ns - 600_000
     expected = {
         "node": "n1",
@@ -102,14 +97,14 @@ def test_a_communicator_that_was_made(dtype: np.dtype[Any]) -> None:
 
 
 def test_what_is_not_known_is_null(dtype: np.dtype[Any]) -> None:
-    (row,) = rows(Communicators("n1", Processes()), record(dtype, tgid=9, result=255))
+    (row,) = rows(Communicators("n1", PROCESSES), record(dtype, tgid=9, result=255))
     known = {"node", "ts", "pid", "start_ns", "backend", "created", "state", "identity", "parallel_role"}
     assert {name for name, value in row.items() if value is not None} == {*known, "parallel_role_why"}
     assert (row["identity"], row["parallel_role"]) == ("none", "unknown")
 
 
 def test_each_row_repeats_what_is_known(dtype: np.dtype[Any]) -> None:
-    communicators = Communicators("n1", Processes())
+    communicators = Communicators("n1", PROCESSES)
     (first,) = rows(communicators, made(dtype))
     later = {"start_ns": 90, "t": 500_000}
     (error,) = rows(communicators, record(dtype, event=ERROR, result=6, **later))
@@ -127,13 +122,13 @@ def test_each_row_repeats_what_is_known(dtype: np.dtype[Any]) -> None:
 
 @pytest.mark.parametrize(("event", "state"), [(FINALIZED, "finalized"), (DESTROYED, "destroyed"), (ABORTED, "aborted")])
 def test_a_call_that_fails_changes_nothing(dtype: np.dtype[Any], event: int, state: str) -> None:
-    communicators = Communicators("n1", Processes())
+    communicators = Communicators("n1", PROCESSES)
     found = rows(communicators, made(dtype), *(record(dtype, start_ns=90, event=event, result=r) for r in (4, 7)))
     assert [row["state"] for row in found] == ["active", "active", state]
 
 
 def test_an_address_that_is_used_again(dtype: np.dtype[Any]) -> None:
-    communicators = Communicators("n1", Processes())
+    communicators = Communicators("n1", PROCESSES)
     gone = record(dtype, start_ns=90, event=DESTROYED)
     again = made(dtype, hash=5, t=600_000, size=2, rank=0, nodes=-1)
     old, _, new = rows(communicators, made(dtype), gone, again)
@@ -144,7 +139,7 @@ def test_an_address_that_is_used_again(dtype: np.dtype[Any]) -> None:
 
 
 def test_a_communicator_that_could_not_be_made(dtype: np.dtype[Any]) -> None:
-    communicators = Communicators("n1", Processes())
+    communicators = Communicators("n1", PROCESSES)
     (row,) = rows(communicators, made(dtype, comm=0, result=2))
     assert (row["state"], row["async_error"], row["comm"]) == ("failed", "ncclSystemError", "00ab54a98ceb1f0a")
     (next_one,) = rows(communicators, made(dtype, comm=0, result=42, hash=7))
@@ -153,7 +148,7 @@ def test_a_communicator_that_could_not_be_made(dtype: np.dtype[Any]) -> None:
 
 def test_splits(dtype: np.dtype[Any]) -> None:
     split = {"event": MADE, "maker": 5, "parent": 0xAB, "color": 1, "hash": 0xCD, "identity": 3}
-    (row,) = rows(Communicators("n1", Processes()), record(dtype, **split))
+    (row,) = rows(Communicators("n1", PROCESSES), record(dtype, **split))
     assert (row["made_by"], row["parent"], row["color"], row["comm"], row["identity"]) == (
         "split",
         f"{0xAB:016x}",
@@ -165,12 +160,12 @@ def test_splits(dtype: np.dtype[Any]) -> None:
 
 def test_addresses_of_the_root(dtype: np.dtype[Any]) -> None:
     six = address(10, socket.inet_pton(socket.AF_INET6, "fd00::7"), 80)
-    found = rows(Communicators("n1", Processes()), *(made(dtype, root_address=a) for a in (six, address(77, b"", 1))))
+    found = rows(Communicators("n1", PROCESSES), *(made(dtype, root_address=a) for a in (six, address(77, b"", 1))))
     assert [row["root_address"] for row in found] == ["[fd00::7]:80", None]
 
 
 def test_names_have_no_control_characters_and_ended_processes_are_dropped(dtype: np.dtype[Any]) -> None:
-    communicators = Communicators("n1", Processes())
+    communicators = Communicators("n1", PROCESSES)
     (row,) = rows(communicators, made(dtype, name=b"a\x1b[2J\xff"))
     assert row["name"] == "a?[2J\N{REPLACEMENT CHARACTER}"
     communicators.forget(2, 90)
@@ -185,7 +180,7 @@ def ops(pid: int, comm: str, calls: int, size: int, **values: Any) -> list[dict[
 
 def follow(communicators: Communicators, rows: list[dict[str, Any]], pair: ClockPair) -> list[dict[str, Any]]:
     batch = communicators.follow(operations_of(rows, pair), pair)
-    return [] if batch is None else plain(batch)
+    return [] if batch is None else rows_of(batch)
 
 
 def grid() -> list[dict[str, Any]]:
@@ -200,7 +195,7 @@ def grid() -> list[dict[str, Any]]:
 
 
 def test_roles_are_found_from_operations() -> None:
-    communicators = Communicators("n1", Processes())
+    communicators = Communicators("n1", PROCESSES)
     later = ClockPair(PAIR.mono_ns + 5_000_000_000, 0, PAIR.real_ns)
     found = follow(communicators, grid(), later)
     first = [row for row in found if row["ts"] == 5]
@@ -220,7 +215,7 @@ def test_roles_are_found_from_operations() -> None:
 
 
 def test_a_new_role_keeps_the_other_columns(dtype: np.dtype[Any]) -> None:
-    communicators = Communicators("n1", Processes())
+    communicators = Communicators("n1", PROCESSES)
     (row,) = rows(communicators, made(dtype, size=2))
     assert row["parallel_role"] == "unknown"
     later = ClockPair(5_000_000_000, 0, PAIR.real_ns)
@@ -239,6 +234,6 @@ def test_hostile_records_give_valid_rows(dtype: np.dtype[Any], data: st.DataObje
     # The kernel writes the times, so they fit.
     for name in ("t", "start_ns", "duration_ns", "tgid"):
         records[name] %= 1 << 30
-    found = plain(Communicators("n1", Processes()).rows(records, PAIR))
+    found = rows_of(Communicators("n1", PROCESSES).rows(records, PAIR))
     assert len(found) == 3
     assert all((row["name"] or "x").isprintable() for row in found)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from protocol_doubles import Identities, MemorySink
+from fakes import Processes, Sink
 
 from probing.api.errors import CorruptTarget, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
@@ -33,7 +33,7 @@ def trainer(pid: int = 100, rank: int | None = 0, job: str = "job") -> Identity:
 class DumpReaders:
     """Readers that see ``environ`` and ``files``, which are by (pid, path), of the processes that live."""
 
-    def __init__(self, directory: Path, processes: Identities) -> None:
+    def __init__(self, directory: Path, processes: Processes) -> None:
         self.directory = directory
         self.processes = processes
         self.environ: dict[str, str] = {"TORCH_FR_DUMP_TEMP_FILE": "/dumps/r"}
@@ -61,7 +61,7 @@ class DumpReaders:
         if op == "identity":
             return Message({"environ": self.environ})
         pid = args["process"][0]
-        if pid != 1 and all(one.pid != pid for one in self.processes.living):
+        if pid != 1 and all(one.pid != pid for one in self.processes.who):
             raise ProcessGone(f"process {pid} exited")
         if op == "files":
             found = [self._described(pid, path) for path in args["paths"]]
@@ -102,10 +102,10 @@ class DumpParsers:
 
 class World:
     def __init__(self, directory: Path) -> None:
-        self.processes = Identities([trainer()])
+        self.processes = Processes(trainer())
         self.readers = DumpReaders(directory, self.processes)
         self.parsers = DumpParsers()
-        self.sink = MemorySink("python.torch_nccl_flight_record")
+        self.sink = Sink("python.torch_nccl_flight_record")
 
 
 @pytest.fixture
@@ -162,8 +162,8 @@ def test_a_dump_is_read_once_and_only_when_it_no_longer_changes(world: World, wa
 def test_a_dump_that_appears_at_the_end_is_read_after_it(world: World, watch: FlightRecorderWatch) -> None:
     watch.look()
     world.readers.write(100)
-    (who,) = world.processes.living
-    world.processes.living = []
+    (who,) = world.processes.who
+    world.processes.who = []
     watch.process_exited(who)
     assert watch.look() == 1
     assert {row["pid"] for row in world.sink.rows} == {100}
@@ -175,7 +175,7 @@ def test_a_dump_lost_with_its_container_is_a_loss(world: World, watch: FlightRec
     watch.look()
     world.readers.write(100)
     watch.look()
-    world.processes.living = []
+    world.processes.who = []
     assert watch.look() == 0
     (loss,) = world.sink.losses
     assert loss.pid == 100
@@ -186,13 +186,13 @@ def test_a_dump_of_an_earlier_process_is_ignored(world: World, watch: FlightReco
     world.readers.mtime_ns = UTC + START_NS - 10_000_000_000
     world.readers.write(100)
     assert [watch.look(), watch.look()] == [0, 0]
-    world.processes.living = []
+    world.processes.who = []
     assert watch.look() == 0
     assert not world.sink.rows
 
 
 def test_a_dump_that_two_jobs_claim_is_of_neither(world: World, watch: FlightRecorderWatch) -> None:
-    world.processes.living.append(trainer(200, job="other"))
+    world.processes.who.append(trainer(200, job="other"))
     world.readers.files[200, "/dumps/r0"] = world.readers.write(100)
     assert [watch.look(), watch.look(), watch.look()] == [0, 1, 0]
     assert {(row["job"], row["pid"], row["rank"]) for row in world.sink.rows} == {(None, None, 0)}
@@ -228,7 +228,7 @@ def test_a_directory_that_does_not_answer_is_left_alone(world: World, watch: Fli
     asked = len(world.readers.asked)
     watch.look()
     assert len(world.readers.asked) == asked
-    world.processes.living = []
+    world.processes.who = []
     watch.look()
     assert watch.reason == ""
 
@@ -260,12 +260,12 @@ def test_looks_that_follow_at_once_are_no_second_look(world: World) -> None:
     world.readers.write(100)
     assert [watch.look() for _ in range(3)] == [0, 0, 0]
     assert world.readers.asked.count("files") == 1
-    world.processes.living = []
+    world.processes.who = []
     assert watch.look() == 1
 
 
 def test_only_trainers_with_a_rank_are_looked_at(world: World, watch: FlightRecorderWatch) -> None:
-    world.processes.living = [trainer(rank=None), Identity(300, 1, "job", "run", "launcher")]
+    world.processes.who = [trainer(rank=None), Identity(300, 1, "job", "run", "launcher")]
     watch.look()
     assert world.readers.asked == ["identity"]
 
@@ -334,7 +334,7 @@ def test_a_dump_that_is_written_again_and_again_is_read_ever_more_rarely(
             read.append(now[0])
     assert [later - sooner for sooner, later in pairwise(read)] == [100.0, 200.0]
     # The last version is read.
-    world.processes.living = []
+    world.processes.who = []
     world.readers.write(100)
     assert watch.look() == 1
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fakes import Processes, Sink
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from long import examples
@@ -16,7 +17,7 @@ from operation_support import operations_of
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.steps.source import Steps
-from probing.daemon.source import Identity, Loss
+from probing.daemon.source import Identity
 
 MS = 1_000_000
 PAIR = ClockPair(mono_ns=0, boot_ns=0, real_ns=1_700_000_000_000_000_000)
@@ -26,24 +27,15 @@ STEP: list[Call] = [("0", 5000, 100 * MS), ("0", 6000, MS), ("0", 7000, MS)]
 NORM: list[Call] = [("0", 1, MS)]
 
 
-class Processes:
-    def identity(self, pid: int, start_ns: int) -> Identity | None:
+def processes() -> Processes:
+    def identify(pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, "job", "run", "trainer", rank=pid, world_size=2) if pid < 4 else None
 
+    return Processes(identify=identify)
 
-class Sink:
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
 
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        assert table == "train.steps"
-        batch.validate(full=True)
-        columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in batch.columns]
-        values = zip(*(column.to_pylist() for column in columns), strict=True)
-        self.rows += [dict(zip(batch.schema.names, row, strict=True)) for row in values]
-
-    def lost(self, loss: Loss) -> None:
-        raise AssertionError(loss)
+def steps_sink() -> Sink:
+    return Sink("train.steps", may_lose=False)
 
 
 def operations(calls: list[Call], pid: int = 0, late: int = 0, exact: bool = True) -> list[dict[str, Any]]:
@@ -63,8 +55,8 @@ def feed(steps: Steps, rows: list[dict[str, Any]], size: int = 40) -> None:
 
 
 def steps_of(calls: list[Call], size: int = 40) -> list[dict[str, Any]]:
-    sink = Sink()
-    feed(Steps("n1", Processes(), sink), operations(calls), size)
+    sink = steps_sink()
+    feed(Steps("n1", processes(), sink), operations(calls), size)
     return sink.rows
 
 
@@ -96,8 +88,8 @@ def test_the_columns_of_a_step() -> None:
 
 
 def test_times_that_are_not_known_are_null() -> None:
-    sink = Sink()
-    feed(Steps("n1", Processes(), sink), operations(STEP * 30, exact=False))
+    sink = steps_sink()
+    feed(Steps("n1", processes(), sink), operations(STEP * 30, exact=False))
     assert {row["comm_ns"] for row in sink.rows} == {None}
 
 
@@ -199,8 +191,8 @@ def test_one_operation_a_step_takes_longer_and_is_worth_less() -> None:
 
 def test_ranks_agree() -> None:
     """One rank was seen later than the other, and waits for its data at another place."""
-    sink = Sink()
-    steps = Steps("n1", Processes(), sink)
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
     rows = [operations(STEP * 60), operations([("0", 5000, 2 * MS), ("0", 6000, 99 * MS), ("0", 7000, MS)] * 60, 1)]
     late = [row for row in rows[1] if row["seq"] >= 40]
     for start in range(0, 180, 30):
@@ -215,8 +207,8 @@ def test_ranks_agree() -> None:
 
 
 def test_repeated_operations_change_nothing() -> None:
-    sink = Sink()
-    steps = Steps("n1", Processes(), sink)
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
     rows = operations(STEP * 60)
     for start in range(0, len(rows), 25):
         part = rows[start : start + 25]
@@ -227,8 +219,8 @@ def test_repeated_operations_change_nothing() -> None:
 
 
 def test_operations_that_end_in_another_order() -> None:
-    sink = Sink()
-    steps = Steps("n1", Processes(), sink)
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
     rows = operations(STEP * 60)
     for start in range(0, len(rows) - 6, 6):
         # The first of these six ends after the first of the next.
@@ -239,8 +231,8 @@ def test_operations_that_end_in_another_order() -> None:
 
 
 def test_a_process_that_ended_is_forgotten() -> None:
-    sink = Sink()
-    steps = Steps("n1", Processes(), sink)
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
     feed(steps, operations(STEP * 30))
     steps.forget(0, 7)
     feed(steps, operations(STEP * 3, late=10**12))
@@ -252,8 +244,8 @@ def metric(ts: int, step: int | None, pid: int = 0) -> pa.RecordBatch:
 
 
 def test_a_variable_names_the_steps() -> None:
-    sink = Sink()
-    steps = Steps("n1", Processes(), sink)
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
     rows = operations(STEP * 100)
     for start in range(0, len(rows), 30):
         feed(steps, rows[start : start + 30])
@@ -268,8 +260,8 @@ def test_a_variable_names_the_steps() -> None:
 
 
 def test_a_variable_alone() -> None:
-    sink = Sink()
-    steps = Steps("n1", Processes(), sink)
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
     for second, value in enumerate((7, 8, None, 9, 30, 31)):
         steps.observe_metric(metric(PAIR.real_ns + second * 10**9, value), PAIR)
     # How long each of 9 to 29 took is not known.
@@ -301,8 +293,8 @@ hostile = st.fixed_dictionaries(
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(hostile, max_size=12), max_size=4), st.integers(1, 12))
 def test_hostile_operations_are_taken(parts: list[list[dict[str, Any]]], times: int) -> None:
-    sink = Sink()
-    steps = Steps("n1", Processes(), sink)
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
     for part in parts:
         if part:
             steps.observe(operations_of(part * times, PAIR), PAIR)
