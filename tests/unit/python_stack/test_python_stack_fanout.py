@@ -74,7 +74,7 @@ def stacks(readers: Readers) -> Iterator[PythonStacks]:
 
 def test_one_that_is_stuck(stacks: PythonStacks) -> None:
     stacks.stacks([(1, 10)], 60)
-    threads, failures = stacks.stacks([(STUCK, 20), (1, 10)], 2.0)
+    threads, failures = stacks.stacks([(STUCK, 20), (1, 10)], 0.7)
     assert [(t["pid"], t["start_ns"], t["tid"]) for t in threads] == [(1, 10, 1)]
     frame = {"func": "f", "file": "/f.py", "lineno": 7, "frame_type": "Python", "ip": 99, "entry": True}
     assert threads[0]["frames"] == [frame]

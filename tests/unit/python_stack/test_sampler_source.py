@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from protocol_doubles import MemorySink
+from fakes import Processes, Sink
 from sampler_records import SLOT, START, FakeRing, record
 
 from probing.api.errors import NotPython, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
@@ -129,13 +129,6 @@ class SampledRuntimes:
         self.forgotten.append(pid)
 
 
-class Trainers:
-    """Identities: every process is a trainer."""
-
-    def identity(self, pid: int, start_ns: int) -> Identity | None:
-        return who(pid)
-
-
 class World:
     """A sampler and the doubles that it was built with. ``jobs``: (rate, off the CPU too), by job."""
 
@@ -145,10 +138,9 @@ class World:
         self.runtimes = SampledRuntimes()
         self.jobs: dict[str, tuple[int, bool]] = {}
         # Rows go back to the drain.
-        self.sink = MemorySink()
-        self.sampler = PythonSampler(
-            self.kernel, self.readers, self.runtimes, Trainers(), self.sink, "n1", self.settings
-        )
+        self.sink = Sink("")
+        trainers = Processes(identify=lambda pid, _: who(pid))
+        self.sampler = PythonSampler(self.kernel, self.readers, self.runtimes, trainers, self.sink, "n1", self.settings)
 
     def settings(self, identity: Identity) -> tuple[int, bool]:
         return self.jobs.get(identity.job, (19, True))

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from fakes import Processes, Sink
 
 from probing.api.errors import TargetTimeout
 from probing.daemon.clock import FakeClock
 from probing.daemon.python_stack.values.heap import CHANGED
 from probing.daemon.python_stack.values.watch import VariableWatch
-from probing.daemon.source import Identity, Loss
+from probing.daemon.source import Identity
 
 
 def trainer(pid: int, rank: int) -> Identity:
@@ -43,29 +43,11 @@ class Made:
         return [{"pid": pid, "start_ns": start_ns, **row} for name in names for row in self.values.get((pid, name), [])]
 
 
-class Kept:
-    def __init__(self) -> None:
-        self.rows: dict[str, list[dict[str, Any]]] = {"python.variables": [], "python.training_metrics": []}
-
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        self.rows[table] += batch.to_pylist()
-
-    def lost(self, loss: Loss) -> None:
-        raise AssertionError(loss)
-
-
-class Known:
-    def __init__(self, *who: Identity) -> None:
-        self.who = list(who)
-
-    def live(self) -> list[Identity]:
-        return self.who
-
-
 class Bench:
     def __init__(self) -> None:
-        self.values, self.sink, self.clock = Made(), Kept(), FakeClock(real_ns=5_000)
-        self.known = Known(trainer(7, 0))
+        self.values, self.clock = Made(), FakeClock(real_ns=5_000)
+        self.sink = Sink("python.variables", "python.training_metrics", may_lose=False)
+        self.known = Processes(trainer(7, 0))
         self.names: dict[int, tuple[str, ...]] = {7: ("trainer.step", "loss")}
         self.watch = VariableWatch(
             self.values,
@@ -85,11 +67,11 @@ class Bench:
 
     @property
     def variables(self) -> list[dict[str, Any]]:
-        return self.sink.rows["python.variables"]
+        return self.sink.of("python.variables")
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        return self.sink.rows["python.training_metrics"]
+        return self.sink.of("python.training_metrics")
 
 
 @pytest.fixture
@@ -104,9 +86,9 @@ def test_rows_when_a_value_changes_and_for_each_step(bench: Bench) -> None:
     bench.values.set(7, "loss", "tensor(nan, ...)", float("nan"))
     bench.look()
     bench.look()
-    assert [(r["name"], r["value"], r["step"], r["rank"], r["ts"].microsecond) for r in bench.variables] == [
-        ("trainer.step", "1", 1, 0, 5),
-        ("loss", "tensor(nan, ...)", 1, 0, 5),
+    assert [(r["name"], r["value"], r["step"], r["rank"], r["ts"]) for r in bench.variables] == [
+        ("trainer.step", "1", 1, 0, 5_000),
+        ("loss", "tensor(nan, ...)", 1, 0, 5_000),
     ]
     assert [(r["step"], repr(r["loss"]), r["node"], r["job"]) for r in bench.metrics] == [(1, "nan", "n1", "job")]
     bench.values.set(7, "trainer.step", "2", 2.0)
