@@ -5,19 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from fakes import Processes
 
 from probing.api.tables import table_named
 from probing.daemon import columns
 from probing.daemon.source import Identity
 
 
-class Processes:
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int]] = []
-
-    def identity(self, pid: int, start_ns: int) -> Identity | None:
-        self.asked.append((pid, start_ns))
-        return Identity(pid, start_ns, f"job{pid}", "run", "trainer", rank=pid - 1) if pid < 3 else None
+def identify(pid: int, start_ns: int) -> Identity | None:
+    return Identity(pid, start_ns, f"job{pid}", "run", "trainer", rank=pid - 1) if pid < 3 else None
 
 
 def test_numbers_times_and_flags_are_null_where_said() -> None:
@@ -52,7 +48,7 @@ def test_numbers_of_groups_keep_zero_and_negative_ones() -> None:
 
 
 def test_each_process_is_identified_once() -> None:
-    processes = Processes()
+    processes = Processes(identify=identify)
     pids, starts = np.array([2, 9, 2, 1, 2], np.uint32), np.array([7, 7, 8, 7, 7], np.uint64)
     who, which = columns.identities(processes, pids, starts)
     assert sorted(processes.asked) == [(1, 7), (2, 7), (2, 8), (9, 7)]
@@ -66,7 +62,7 @@ def test_each_process_is_identified_once() -> None:
 
 def test_a_batch_has_the_types_of_its_table_and_all_columns() -> None:
     schema = table_named("cuda.launches").physical
-    who, which = columns.identities(Processes(), np.array([1]), np.array([2]))
+    who, which = columns.identities(Processes(identify=identify), np.array([1]), np.array([2]))
     made = columns.identity_columns("n", who, which, np.array([1]), np.array([2]))
     made |= {"ts": columns.times(np.array([3])), "kernels": columns.numbers(np.array([4], np.int32))}
     with pytest.raises(KeyError):

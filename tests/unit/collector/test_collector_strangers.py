@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fakes import Now
 
 from probing.daemon.collector.unidentified import HOLD_S, IdentityWait
 
@@ -25,26 +26,18 @@ class Processes:
         self.looked_at.append(pid)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 5.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def processes() -> Processes:
     return Processes()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> Now:
+    return Now(5.0)
 
 
 @pytest.fixture
-def strangers(processes: Processes, clock: Clock) -> IdentityWait:
+def strangers(processes: Processes, clock: Now) -> IdentityWait:
     return IdentityWait(processes, clock)
 
 
@@ -58,7 +51,7 @@ def test_what_is_known_waits_for_nobody(strangers: IdentityWait, processes: Proc
     assert processes.looked_at == []
 
 
-def test_twenty_three_strangers_wait_together(strangers: IdentityWait, processes: Processes, clock: Clock) -> None:
+def test_twenty_three_strangers_wait_together(strangers: IdentityWait, processes: Processes, clock: Now) -> None:
     found = records(7, 11, *range(100, 123), 7)
     assert strangers.takes(found) == 2
     clock.now += HOLD_S * 0.9
@@ -76,7 +69,7 @@ def test_who_has_ended_is_not_waited_for(strangers: IdentityWait, processes: Pro
     assert strangers.takes(records(101, 7)) == 2
 
 
-def test_a_pid_that_is_used_again_is_another_process(strangers: IdentityWait, clock: Clock) -> None:
+def test_a_pid_that_is_used_again_is_another_process(strangers: IdentityWait, clock: Now) -> None:
     first, second = records(101), np.array([(101, 5)], RECORD)
     assert strangers.takes(first) == 0
     clock.now += HOLD_S * 2
@@ -84,7 +77,7 @@ def test_a_pid_that_is_used_again_is_another_process(strangers: IdentityWait, cl
 
 
 def test_endless_strangers_take_a_bounded_room(
-    strangers: IdentityWait, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    strangers: IdentityWait, clock: Now, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("probing.daemon.collector.unidentified.MAX_SEEN", 23)
     for pid in range(100, 200):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from fakes import Sink
 
 from probing.api.errors import UsageError
 from probing.daemon.clock import FakeClock
 from probing.daemon.collector.finding_rows import FindingRows
-from probing.daemon.source import Loss
 
 ROW = {
     "job": "j",
@@ -29,23 +28,8 @@ ROW = {
 }
 
 
-class _Sink:
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        assert table == "diagnosis.findings"
-        times = ("ts", "since", "opened", "closed")
-        found = batch.drop_columns(list(times)).to_pylist()
-        values = zip(*(batch[name].cast(pa.int64()).to_pylist() for name in times), strict=True)
-        self.rows += [row | dict(zip(times, own, strict=True)) for row, own in zip(found, values, strict=True)]
-
-    def lost(self, loss: Loss) -> None:
-        raise AssertionError(loss)
-
-
 def put(rows: object) -> list[dict[str, Any]]:
-    sink = _Sink()
+    sink = Sink("diagnosis.findings", may_lose=False)
     FindingRows("n1", sink, FakeClock(real_ns=11)).put(rows)
     return sink.rows
 

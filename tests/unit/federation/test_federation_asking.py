@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections import Counter
 from typing import Any
 
 import pytest
+from fakes import SkippingLoop
 
 from probing.api.errors import PeerError, QueryError
 from probing.federation.execution.asking import Again, Policy, ask_many
 from probing.federation.execution.fanout import Gathered
 
 QUICK = Policy(pause_s=0.0, patience_s=0.01, grace_s=0.0)
-
-
-class Skipping(selectors.DefaultSelector):
-    """Where its loop would wait for a timer, time skips to it."""
-
-    skipped = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        found = super().select(timeout and 0)
-        if not found:
-            self.skipped += timeout or 0
-        return found
-
-
-class Loop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._skipping = Skipping()
-        super().__init__(self._skipping)
-
-    def time(self) -> float:
-        return super().time() + self._skipping.skipped
 
 
 class Double:
@@ -63,7 +42,7 @@ class Double:
 
 def asked(double: Double, number: int, policy: Policy = QUICK, timeout: float = 30.0, **more: Any) -> Gathered[int]:
     addresses = [f"n{i}" for i in range(number)]
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         return runner.run(ask_many(addresses, double.ask, timeout, policy, **more))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from fakes import Processes, Readers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from probing.daemon.gpu.cuda.frames import Frames
 from probing.daemon.gpu.cuda.launches import LaunchRows
 from probing.daemon.gpu.cuda.memory import MemoryRows
 from probing.daemon.gpu.cuda.syncs import sync_rows
+from probing.daemon.ipc import Message
 from probing.daemon.source import Identity
 
 PAIR = ClockPair(1_000_000_000_000, 2_000_000_000_000, 1_700_000_000_000_000_000)
@@ -42,24 +44,12 @@ MAPS = (
 )
 
 
-class Known:
-    def identity(self, pid: int, start_ns: int) -> Identity | None:
-        return Identity(pid, start_ns, "job", "run", "trainer", 3) if pid == 7 else None
+def known() -> Processes:
+    return Processes(identify=lambda pid, start: Identity(pid, start, "job", "run", "trainer", 3) if pid == 7 else None)
 
 
-class Answer:
-    payload = MAPS
-
-
-class Readers:
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Any:
-        self.asked += 1
-        if pid != 7:
-            raise ProcessGone("gone")
-        return Answer()
+def readers_of_7() -> Readers:
+    return Readers(maps=lambda args: Message({}, MAPS) if args["pid"] == 7 else ProcessGone("gone"))
 
 
 class FakeMap:
@@ -105,13 +95,13 @@ def addresses(*frames: int) -> tuple[list[int]]:
 
 
 def rows_of(maps: Mapping[str, FakeMap]) -> MemoryRows:
-    return MemoryRows(maps, "node", Known(), Frames(Readers()))
+    return MemoryRows(maps, "node", known(), Frames(readers_of_7()))
 
 
 @given(st.lists(st.binary(min_size=SYNC.itemsize, max_size=SYNC.itemsize), min_size=1, max_size=20))
 def test_any_record_of_a_wait_becomes_a_row(raw: list[bytes]) -> None:
     records = np.frombuffer(b"".join(raw), SYNC)
-    batch = sync_rows(records, PAIR, "node", Known())
+    batch = sync_rows(records, PAIR, "node", known())
     batch.validate(full=True)
     assert batch.num_rows == len(raw)
 
@@ -120,7 +110,7 @@ def test_waits_say_for_what() -> None:
     records = np.zeros(3, SYNC)
     records["tgid"], records["kind"], records["stream_known"] = [7, 7, 8], [1, 2, 3], [1, 0, 0]
     records["stream"], records["event"], records["result"] = [0, 0, 0], [0, 0xE, 0], [0, 0, 700]
-    batch = sync_rows(records, PAIR, "node", Known())
+    batch = sync_rows(records, PAIR, "node", known())
     columns = {name: batch.column(name).to_pylist() for name in ("op", "stream", "event", "error", "job", "rank")}
     assert columns == {
         "op": ["stream_synchronize", "event_synchronize", "device_synchronize"],
@@ -133,7 +123,7 @@ def test_waits_say_for_what() -> None:
 
 
 def test_frames_are_libraries_and_offsets() -> None:
-    readers = Readers()
+    readers = readers_of_7()
     frames = Frames(readers)
     frames.begin_round()
     found = frames.name(7, 1, [0x7F0000000010, 0x7F0000020020, 0x7F0000010000, 0x7F0000040000])
@@ -141,10 +131,10 @@ def test_frames_are_libraries_and_offsets() -> None:
     assert found[3].isprintable()
     assert len(found[3]) < 100
     frames.name(7, 1, [1, 2, 3])
-    assert readers.asked == 1
+    assert len(readers.asked) == 1
     frames.begin_round()
     assert frames.name(7, 1, [1]) == ["0x1"]
-    assert readers.asked == 2
+    assert len(readers.asked) == 2
     assert frames.name(8, 1, [0x7F0000000010]) == ["0x7f0000000010"]
 
 
@@ -197,7 +187,7 @@ def test_what_found_no_room_is_reported_once() -> None:
 
 def test_launches_are_differences_over_all_cpus() -> None:
     counts = FakeMap(np.dtype("<u4"), COUNTS, 2)
-    rows = LaunchRows({"cuda_launches": counts}, "node", Known())
+    rows = LaunchRows({"cuda_launches": counts}, "node", known())
     counts.put(7, [(1, 10, 0), (0, 0, 0)])
     rows.begin()
     assert rows.changed(PAIR).num_rows == 0

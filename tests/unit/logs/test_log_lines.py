@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from fakes import Processes, Sink
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +19,7 @@ from probing.daemon.logs.attachments import is_libc
 from probing.daemon.logs.lines import Line, Lines, Piece, Writer
 from probing.daemon.logs.patterns import SECOND_NS, Patterns, RateLimit
 from probing.daemon.logs.source import LogSource, shown
-from probing.daemon.source import Identity, Loss
+from probing.daemon.source import Identity
 
 ONE, OTHER = Writer(1, 10, 1, 1), Writer(1, 10, 2, 1)
 WHO = Identity(1, 10, "job", "run", "trainer", 0, 0, 1, 0)
@@ -160,24 +162,11 @@ RECORD = np.dtype(
 )
 
 
-class Nobody:
-    def __init__(self) -> None:
-        self.rows: list[dict[str, object]] = []
-        self.losses: list[Loss] = []
-
-    def identity(self, pid: int, start_ns: int) -> Identity | None:
-        return WHO if pid == WHO.pid else None
-
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        self.rows += batch.drop_columns(["ts"]).to_pylist()
-
-    def lost(self, loss: Loss) -> None:
-        self.losses.append(loss)
-
-
-def made(nobody: Nobody, **options: object) -> LogSource:
+def made(sink: Sink, **options: object) -> LogSource:
     config = LogsConfig(enabled=True, **options)  # type: ignore[arg-type]
-    return LogSource(nobody, nobody, nobody, nobody, nobody, FakeClock(), "n", config, lambda who: True)  # type: ignore[arg-type]
+    processes = Processes(identify=lambda pid, _: WHO if pid == WHO.pid else None)
+    nobody: Any = None
+    return LogSource(nobody, processes, nobody, nobody, sink, FakeClock(), "n", config, lambda who: True)
 
 
 def records(*written: tuple[int, int, bytes]) -> np.ndarray:
@@ -194,13 +183,13 @@ def stored(found: dict[str, pa.RecordBatch]) -> list[tuple[object, ...]]:
 
 
 def test_suppressed_lines_are_reported_when_a_process_ends() -> None:
-    nobody = Nobody()
-    reading = made(nobody, lines_per_s=2)
+    sink = Sink()
+    reading = made(sink, lines_per_s=2)
     reading.process_identified(WHO)
     reading.assemble(records(*((i, 1, b"NCCL WARN\n") for i in range(9)), (SECOND_NS, 1, b"RuntimeError: x")), PAIR)
     reading.process_exited(WHO)
-    assert [row["line"] for row in nobody.rows] == ["RuntimeError: x"]
-    assert [(loss.table, loss.count, loss.pid) for loss in nobody.losses] == [("process.logs", 7, 1)]
+    assert [row["line"] for row in sink.rows] == ["RuntimeError: x"]
+    assert [(loss.table, loss.count, loss.pid) for loss in sink.losses] == [("process.logs", 7, 1)]
     # The ring may hold more of it.
     last = reading.assemble(records((2 * SECOND_NS, 1, b"NCCL WARN last")), PAIR)
     assert stored(last) == [(1, "NCCL WARN last", 0)]
@@ -208,7 +197,7 @@ def test_suppressed_lines_are_reported_when_a_process_ends() -> None:
 
 
 def test_a_line_and_a_second_go_over_several_drains() -> None:
-    reading = made(Nobody(), lines_per_s=1)
+    reading = made(Sink(), lines_per_s=1)
     assert stored(reading.assemble(records((1, 1, b"NCCL ")), PAIR)) == []
     more = records(
         (2, 1, b"WARN\n"), (3, 1, b"NCCL WARN 2\n"), (4, 7, b"NCCL WARN of none\n"), (SECOND_NS, 1, b"NCCL WA")

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import waiting
-from protocol_doubles import MemorySink
+from fakes import Sink
 
 from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
@@ -114,8 +114,8 @@ def readers() -> FakeReaders:
 
 
 @pytest.fixture
-def sink() -> MemorySink:
-    return MemorySink("process.events")
+def sink() -> Sink:
+    return Sink("process.events")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def make(readers: FakeReaders, sink: MemorySink, clock: FakeClock) -> Iterator[Make]:
+def make(readers: FakeReaders, sink: Sink, clock: FakeClock) -> Iterator[Make]:
     made: list[Discovery] = []
 
     def start(*, restored: pa.Table | None = None, listener: Following | None = None, **options: Any) -> Discovery:
@@ -161,11 +161,11 @@ def torchrun(readers: FakeReaders, base: int = 10, start_s: int = 50) -> list[tu
     return keys
 
 
-def table(sink: MemorySink) -> pa.Table:
+def table(sink: Sink) -> pa.Table:
     return pa.Table.from_batches(sink.batches)
 
 
-def test_a_job_that_runs_already(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:
+def test_a_job_that_runs_already(make: Make, readers: FakeReaders, sink: Sink, until: Any) -> None:
     launcher, *ranks = torchrun(readers)
     discovery = make()
     who = [identified(discovery, *key) for key in ranks]
@@ -181,7 +181,7 @@ def test_a_job_that_runs_already(make: Make, readers: FakeReaders, sink: MemoryS
     assert [row["ts"] for row in starts] == [999_950 * SECOND, 999_951 * SECOND, 999_951 * SECOND]
 
 
-def test_a_process_that_starts_later(make: Make, readers: FakeReaders, sink: MemorySink) -> None:
+def test_a_process_that_starts_later(make: Make, readers: FakeReaders, sink: Sink) -> None:
     discovery = make()
     for pid, start_ns in torchrun(readers):
         discovery.on_exec(pid, start_ns, start_ns)
@@ -190,7 +190,7 @@ def test_a_process_that_starts_later(make: Make, readers: FakeReaders, sink: Mem
 
 
 def test_a_kill_for_lack_of_memory_is_an_event_before_the_exit(
-    make: Make, readers: FakeReaders, sink: MemorySink, until: Any
+    make: Make, readers: FakeReaders, sink: Sink, until: Any
 ) -> None:
     _, first, second = torchrun(readers)
     discovery = make()
@@ -209,7 +209,7 @@ def test_a_kill_for_lack_of_memory_is_an_event_before_the_exit(
     ]
 
 
-def test_exits_are_reported_once_with_reason(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:
+def test_exits_are_reported_once_with_reason(make: Make, readers: FakeReaders, sink: Sink, until: Any) -> None:
     _, first, second = torchrun(readers)
     following = Following()
     discovery = make(listener=following)
@@ -248,7 +248,7 @@ def test_a_rank_that_is_lost_stays_visible_while_its_run_lives(
     until(lambda: states() == {10: "running"})
 
 
-def test_torch_is_imported_later(make: Make, readers: FakeReaders, sink: MemorySink) -> None:
+def test_torch_is_imported_later(make: Make, readers: FakeReaders, sink: Sink) -> None:
     key = readers.add(20, 60)
     discovery = make()
     assert discovery.identity(*key) is None
@@ -270,9 +270,7 @@ def test_a_process_is_found_without_any_event(make: Make, readers: FakeReaders) 
     assert all(identified(discovery, *key) for key in keys[1:])
 
 
-def test_a_process_that_vanished_without_an_event(
-    make: Make, readers: FakeReaders, sink: MemorySink, until: Any
-) -> None:
+def test_a_process_that_vanished_without_an_event(make: Make, readers: FakeReaders, sink: Sink, until: Any) -> None:
     torchrun(readers)
     make(rescan_s=0.05)
     until(lambda: len(sink.events("start")) == 3)
@@ -281,7 +279,7 @@ def test_a_process_that_vanished_without_an_event(
     assert [(r["exit_code"], r["signal"]) for r in sink.rows if r["event"] == "exit"] == [(None, None)]
 
 
-def test_exit_while_it_is_read(make: Make, readers: FakeReaders, sink: MemorySink, until: Any) -> None:
+def test_exit_while_it_is_read(make: Make, readers: FakeReaders, sink: Sink, until: Any) -> None:
     discovery = make()
     _, first, _ = torchrun(readers)
     readers.late[11] = threading.Event()
@@ -327,9 +325,7 @@ def test_what_cannot_be_read_holds_nobody_up(make: Make, readers: FakeReaders) -
     assert all(identified(discovery, *key) for key in keys)
 
 
-def test_a_restarted_daemon_names_the_run_as_before(
-    make: Make, readers: FakeReaders, sink: MemorySink, until: Any
-) -> None:
+def test_a_restarted_daemon_names_the_run_as_before(make: Make, readers: FakeReaders, sink: Sink, until: Any) -> None:
     # GIVEN ranks without a launcher, named after the oldest
     keys = [readers.add(11 + rank, 51 + rank, environ={**RANK, "RANK": str(rank)}) for rank in range(2)]
     first = make()
@@ -355,7 +351,7 @@ def test_a_restarted_daemon_names_the_run_as_before(
 
 
 def test_of_very_many_rows_the_newest_processes_are_restored(
-    readers: FakeReaders, sink: MemorySink, make: Make, clock: FakeClock
+    readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock
 ) -> None:
     keys = torchrun(readers)
     first = make()
@@ -374,7 +370,7 @@ def test_of_very_many_rows_the_newest_processes_are_restored(
     assert second.identity(*keys[2]) is not None
 
 
-def test_another_boot_restores_nothing(readers: FakeReaders, sink: MemorySink, make: Make, clock: FakeClock) -> None:
+def test_another_boot_restores_nothing(readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock) -> None:
     keys = torchrun(readers)
     first = make()
     assert identified(first, *keys[2])
@@ -404,7 +400,7 @@ def test_the_daemons_own_processes_are_not_read(make: Make, readers: FakeReaders
     assert not any(pids and own[0] in pids for pids in readers.listed)
 
 
-def test_hostile_detail_restores_nothing(readers: FakeReaders, sink: MemorySink, make: Make, clock: FakeClock) -> None:
+def test_hostile_detail_restores_nothing(readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock) -> None:
     texts = [
         "",
         "{",
@@ -484,7 +480,7 @@ def test_environments(make: Make, readers: FakeReaders, clock: FakeClock) -> Non
 
 
 def test_a_flood_of_events_is_a_loss(
-    make: Make, readers: FakeReaders, sink: MemorySink, until: Any, monkeypatch: Any
+    make: Make, readers: FakeReaders, sink: Sink, until: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("probing.daemon.processes.identification.MAX_QUEUE", 0)
     discovery = make()
@@ -496,9 +492,7 @@ def test_a_flood_of_events_is_a_loss(
     assert all(identified(discovery, *key) for key in keys)
 
 
-def test_an_exit_event_that_comes_after_the_listing(
-    make: Make, readers: FakeReaders, sink: MemorySink, until: Any
-) -> None:
+def test_an_exit_event_that_comes_after_the_listing(make: Make, readers: FakeReaders, sink: Sink, until: Any) -> None:
     # GIVEN a process that a listing lacks before its exit event is drained from the ring
     _, first, _ = torchrun(readers)
     discovery = make(rescan_s=0.02, grace_s=60.0)

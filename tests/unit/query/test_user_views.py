@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from fakes import Now
 
 from probing.api.errors import PeerError, QueryRejected
 from probing.api.tables import TABLES
@@ -20,14 +21,6 @@ from probing.daemon.service.live import live_tables
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "views"
 NOW_NS = 1_795_000_000_000_000_000
 SECOND = 10**9
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -121,7 +114,7 @@ def test_there_are_so_many_views(directory: Path) -> None:
 
 
 def test_changes_are_seen_but_not_looked_for_all_the_time(directory: Path) -> None:
-    clock = Clock()
+    clock = Now(100.0)
     views = UserViews(str(directory), now_s=clock)
     assert views.rows() == []
     write(directory, "a", "SELECT 1 AS x")
@@ -135,7 +128,7 @@ def test_changes_are_seen_but_not_looked_for_all_the_time(directory: Path) -> No
 
 
 def test_tables_of_users_probes_are_asked_for(directory: Path) -> None:
-    clock, there = Clock(), [False]
+    clock, there = Now(100.0), [False]
 
     def users() -> dict[str, Any]:
         if not there[0]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from fakes import Processes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,9 +35,7 @@ def number(name: str, kind: str = "u64") -> Field:
     return Field(name, kind, f"What {name} is.")
 
 
-class One:
-    def identity(self, pid: int, start_ns: int) -> Identity | None:
-        return Identity(7, 30, "j", "r", "trainer", 5) if (pid, start_ns) == (7, 30) else None
+KNOWN = Processes(Identity(7, 30, "j", "r", "trainer", 5))
 
 
 def events(of: Spec, *rows: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -57,7 +56,7 @@ def test_rows_have_who_and_when_and_the_widest_numbers() -> None:
         {**head, "probing_tgid": 9, "said": b"\xff\x1b[31m\n"},
         {**head, "said": b""},
     )
-    batch = rows_of(of, of.table, rows, ClockPair(50, 60, 1050), "n", One())
+    batch = rows_of(of, of.table, rows, ClockPair(50, 60, 1050), "n", KNOWN)
     batch.validate(full=True)
     assert batch.schema.equals(of.table.physical)
     assert batch["ts"].cast(pa.int64()).to_pylist() == [1100] * 3
@@ -73,7 +72,7 @@ def test_rows_have_who_and_when_and_the_widest_numbers() -> None:
 def test_texts_of_targets_are_clean(texts: list[bytes]) -> None:
     of = spec(Field("said", "text", "T.", 16))
     records = events(of, *({"said": text} for text in texts))
-    said = rows_of(of, of.table, records, ClockPair(0, 0, 0), "n", One())["said"].to_pylist()
+    said = rows_of(of, of.table, records, ClockPair(0, 0, 0), "n", KNOWN)["said"].to_pylist()
     assert len(said) == len(texts)
     assert all(text is None or text == clean_text(text) for text in said)
 
@@ -84,7 +83,7 @@ def test_rows_fit_a_table_that_has_more_columns(tmp_path: Path) -> None:
     narrow = spec(number("b"), number("c", "i32"))
     table = tables.define(narrow)
     assert table.logical.names[-3:] == ["b", "c", "a"]
-    batch = rows_of(narrow, table, events(narrow, {"b": 3, "c": -4}), ClockPair(0, 0, 0), "n", One())
+    batch = rows_of(narrow, table, events(narrow, {"b": 3, "c": -4}), ClockPair(0, 0, 0), "n", KNOWN)
     assert batch.select(["a", "b", "c"]).to_pylist() == [{"a": None, "b": 3, "c": -4}]
 
 
