@@ -215,7 +215,7 @@ vm-test: vm-needs ## the deb in guests with systemd, by QEMU without KVM; KERNEL
 	@$(PYTHON) vm-tests/figures.py .build/vm-tests
 
 # The power is cut on the last kernel only. 86: QEMU ended the guest's kernel.
-IN_GUEST = $(PYTHON) -m pytest --timeout 1800 --before $(OLDER_DEB)
+IN_GUEST = $(PYTHON) -m pytest --timeout 1800 -o timeout_func_only=true --before $(OLDER_DEB)
 ALL_IN_GUEST = $(IN_GUEST) --kernels $* --cuts $(if $(filter $*,$(lastword $(KERNELS))),$(CUTS),0) --deb $(NEWER_DEB) $(VM_TESTS)
 vm-test-%:
 	$(ALL_IN_GUEST) || { [ $$? = 86 ] && $(ALL_IN_GUEST); }

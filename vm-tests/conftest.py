@@ -64,8 +64,8 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    # pytest-timeout takes the limit of a test from its mark.
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    # pytest-timeout takes the limit of a test from its mark; without the fixtures, in which each command has one.
     mark = item.get_closest_marker("timeout")
     seconds = mark.args[0] if mark else item.config.getoption("timeout")
     if seconds and GUEST in item.config.stash:

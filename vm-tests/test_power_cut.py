@@ -25,7 +25,7 @@ SYNC_S, WRITE_S = 1.0, 2.0
 def cut(request: pytest.FixtureRequest, cache: Path, place: Path, payload: Path) -> Iterator[Host]:
     """A guest that is off; the daemon and a job start when it boots."""
     series = request.config.getoption("kernels").replace(",", " ").split()[-1]
-    guest = Guest(place / "power", kernel(series, cache), root_image(cache), payload)
+    guest = Guest(place / "power", kernel(series, cache), root_image(cache), payload, durable=True)
     try:
         guest.boot()
         host = Host(guest, Figures(series))
