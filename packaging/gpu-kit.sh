@@ -52,7 +52,8 @@ find "$kit/gpu_kit" -name __pycache__ -prune -exec rm -rf {} +
 mv "$kit/gpu_kit/run.sh" "$kit/run"
 cp "$root"/tests/doubles/*.[ch] "$root"/tests/doubles/doubles.py "$root"/tests/doubles/nvml_double.py \
     "$root"/tests/doubles/ras_listener.py "$kit/doubles"
-cp "$root/tests/waiting.py" "$root/LICENSE" "$kit"
+mv "$kit/gpu_kit/doubles_waiting.py" "$kit/waiting.py"
+cp "$root/LICENSE" "$kit"
 # shellcheck disable=SC2086
 PYTHONPATH=$kit PYTHONDONTWRITEBYTECODE=1 "$pip" -m gpu_kit.wheels "$kit/wheels" $brought ||
     die "the wheels are not complete" "name what is missing in packaging/gpu-kit.sh"

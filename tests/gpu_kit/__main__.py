@@ -52,7 +52,7 @@ class Run:
             self._daemon.start(DAEMON_S)
         except (DaemonFailed, OSError) as e:
             state, why = State.FAILED, str(e)
-            self._scene.machine.missing["daemon"] = f"the daemon does not run: {why.splitlines()[-1][:200]}"
+            self._scene.machine.missing["daemon"] = f"the daemon does not run: {_reason(why)}"
         else:
             state, why = State.PASSED, ""
             self._scene.socket = str(self._daemon.socket)
@@ -89,6 +89,12 @@ class Run:
 
     def _write(self, outcomes: list[Outcome], waiting: list[str]) -> None:
         write(self._out, self._scene.machine.facts, [*self._before, *outcomes], waiting)
+
+
+def _reason(text: str) -> str:
+    """Returns the line of a log that tells why the daemon ended: its own error, else the last line."""
+    lines = text.splitlines() or [""]
+    return next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")[:200]
 
 
 def _tail(log: Path) -> str:

@@ -33,7 +33,9 @@ packages=$place/venv/lib/python3.12/site-packages
 	>"$packages/of-this-machine.pth"
 "$GPU_KIT_PYTHON" -m pip --python "$place/venv/bin/python" install -q --no-index --no-deps --no-compile \
 	--disable-pip-version-check --root-user-action ignore "$kit"/wheels/*.whl
-"$place/venv/bin/python" -m compileall -q -j 0 "$packages" >/dev/null || true
+# The daemon's users may not write here; what only the screens of probingctl need stays as it is.
+"$place/venv/bin/python" -m compileall -q -j 0 -x '/(textual|pygments|prompt_toolkit|linkify_it|mdit_py_plugins)/' "$packages" \
+	>/dev/null || true
 export PYTHONPATH=$kit
 "$place/venv/bin/python" -m gpu_kit.wheels || echo "probingd may not work with these packages" >&2
 mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf || true
