@@ -6,12 +6,16 @@ all. The offsets are those of the wheels nvidia-nccl-cu12, read from their DWARF
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import platform
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ __all__ = (
 )
 
 HERE = Path(__file__).resolve().parent
+_NCCL, _CUDART, _JOB = "libnccl.so.2", "libcudart.so.12", "nccl_job"
 ENQUEUE_CHECK = "_Z16ncclEnqueueCheckP8ncclInfo"
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
 # The real libraries have no endbr64.
@@ -234,9 +239,22 @@ class Doubles:
 
 
 def build(folder: Path, version: str = "2.27.5", variant: str = "dwarf", shift: int = 0) -> Doubles:
-    """Both libraries and the job program, in ``folder``, which must exist; ``shift`` is that of ``comm_offsets``."""
+    """Both libraries and the job program, in ``folder``, which must exist; ``shift`` is that of ``comm_offsets``.
+
+    A process compiles each version, variant and shift once, and copies the files.
+    """
+    for path in _compiled(version, variant, shift).iterdir():
+        shutil.copy2(path, folder)
+    return Doubles(version, variant, folder, folder / _NCCL, folder / _CUDART, folder / _JOB)
+
+
+@cache
+def _compiled(version: str, variant: str, shift: int) -> Path:
+    """Compiles the files of ``build`` into a folder that this process removes at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="probingd-doubles-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write_headers(folder, version, shift)
-    nccl, cudart, job = folder / "libnccl.so.2", folder / "libcudart.so.12", folder / "nccl_job"
+    nccl, cudart, job = folder / _NCCL, folder / _CUDART, folder / _JOB
     include = ("-I", str(folder), "-I", str(HERE))
     _run("cc", *FLAGS, *LIBRARY_FLAGS, "-Wl,-soname,libcudart.so.12", "-o", cudart, HERE / "cudart.c", "-lpthread")
     _run(
@@ -262,13 +280,13 @@ def build(folder: Path, version: str = "2.27.5", variant: str = "dwarf", shift: 
     doubles = Doubles(version, variant, folder, nccl, cudart, job)
     if (HERE / "job.c").exists():
         compile_program(doubles, HERE / "job.c", job)
-    return doubles
+    return folder
 
 
 def compile_program(doubles: Doubles, source: Path, program: Path) -> None:
-    """A C program against the headers and libraries of ``doubles``."""
+    """A C program against the headers and libraries of ``doubles``, or of copies beside it."""
     include = ("-I", str(doubles.folder), "-I", str(HERE))
-    link = (doubles.nccl, doubles.cudart, f"-Wl,-rpath,{doubles.folder}", "-lpthread")
+    link = (doubles.nccl, doubles.cudart, f"-Wl,-rpath,$ORIGIN:{doubles.folder}", "-lpthread")
     _run("cc", *FLAGS, *include, "-o", program, source, *link)
 
 

@@ -6,8 +6,12 @@ no two metrics can be mistaken for each other.
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 __all__ = ("ALL", "EVENT_TYPES", "GPM", "NvmlDouble", "build_nvml", "gpu", "mig", "primes", "recorded")
@@ -34,7 +38,14 @@ Value = int | float | str
 
 
 def build_nvml(folder: Path) -> Path:
-    """Returns the path of the library, in ``folder``, which must exist."""
+    """Returns the path of the library, in ``folder``, which must exist. A process compiles it once."""
+    return Path(shutil.copy2(_compiled(), folder))
+
+
+@cache
+def _compiled() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="probingd-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "libnvidia-ml.so.1"
     flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers", "-fPIC", "-shared")
     words = ["cc", *flags, "-fvisibility=hidden", "-Wl,-soname,libnvidia-ml.so.1", "-o", library, HERE / "nvml.c"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +287,16 @@ def _operation(record: np.void) -> dict[str, Any]:
 
 
 def _built(folder: Path) -> Path:
-    """Compile the libraries and the program of the test; the object."""
+    """Copies the libraries and the program of the test to ``folder``; returns the object. Compiles them once."""
+    for path in _compiled().iterdir():
+        shutil.copy2(path, folder)
+    return folder / "operations.bpf.o"
+
+
+@cache
+def _compiled() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="probingd-cuda-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     flags = ["cc", "-O1", "-w", "-shared", "-fPIC", "-fno-omit-frame-pointer", "-pthread", f"-I{DOUBLES}"]
     library = folder / "libcudart.so.12"
     subprocess.run([*flags, "-Wl,-soname,libcudart.so.12", "-o", library, DOUBLES / "cudart.c"], check=True)
@@ -291,4 +304,5 @@ def _built(folder: Path) -> Path:
     subprocess.run([*flags, "-o", folder / "libops.so", folder / "ops.c", library], check=True)
     source = folder / "operations.bpf.c"
     source.write_text(PROBE)
-    return compile_object(source)
+    compile_object(source)
+    return folder

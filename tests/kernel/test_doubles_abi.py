@@ -18,6 +18,7 @@ from doubles.doubles import (
     version_code,
     write_headers,
 )
+from long import long_unless
 
 from probing.daemon.bpf.probe_points import probe_point
 from probing.daemon.elf.file import X86_64
@@ -49,7 +50,8 @@ CUDART = (
     *("cudaFree", "cudaFreeAsync", "cudaFreeHost", "cudaStreamDestroy", "cudaSetDevice", "cudaGetLastError"),
 )
 
-version = pytest.mark.parametrize("version", VERSIONS)
+_ENDS = (min(VERSIONS, key=version_code), max(VERSIONS, key=version_code))
+version = pytest.mark.parametrize("version", [long_unless(name in _ENDS, name) for name in VERSIONS])
 
 
 def compiles(*words: str | Path) -> None:

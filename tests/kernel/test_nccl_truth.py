@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from doubles.doubles import Call, DoubleJob, Doubles, build, version_code
 from doubles.watching import OBJECTS, Watching, expected, until
+from long import long_unless
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
@@ -25,6 +26,9 @@ SETUPS = (
     ("2.27.5", "no_dwarf"),
     ("2.30.7", "dwarf"),
     ("2.32.3", "stripped"),
+)
+each_setup = pytest.mark.parametrize(
+    ("version", "variant"), [long_unless(setup[0] in ("2.18.3", "2.24.3", "2.32.3"), *setup) for setup in SETUPS]
 )
 SIZE = 3
 MS = 1_000_000
@@ -168,7 +172,7 @@ def knows_comm(version: str, variant: str) -> bool:
     return version != "2.18.3"
 
 
-@pytest.mark.parametrize(("version", "variant"), SETUPS, ids=lambda word: str(word))
+@each_setup
 @pytest.mark.parametrize("early", [True, False], ids=["early", "late"])
 def test_every_operation_as_it_was(
     version: str,
@@ -241,7 +245,7 @@ def test_build_that_nobody_knows_is_read_by_its_dwarf(
     check_sequence(found, known=True)
 
 
-@pytest.mark.parametrize(("version", "variant"), SETUPS, ids=lambda word: str(word))
+@each_setup
 def test_communicators_are_named_alike_by_all(
     version: str,
     variant: str,

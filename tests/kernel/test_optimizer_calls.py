@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from collectives_support import JOBS, plain, torch_library
+from long import long_unless
 from waiting import until, whole_lines
 
 from probing.daemon.bpf.session import Session
@@ -123,7 +124,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("kind", EXPECTED)
+@pytest.mark.parametrize("kind", [long_unless(kind in ("fused", "foreach"), kind) for kind in EXPECTED])
 def test_calls_and_steps_are_those_of_the_job(start: Callable[[str], tuple[Job, Watch]], kind: str) -> None:
     job, watch = start(kind)
 
@@ -154,7 +155,7 @@ def test_calls_and_steps_are_those_of_the_job(start: Callable[[str], tuple[Job, 
     assert {row["confidence"] for row in rows} == {confidence}
 
 
-@pytest.mark.parametrize("kind", ["loop", "plain_sgd"])
+@pytest.mark.parametrize("kind", ["loop", long_unless(False, "plain_sgd")])
 def test_a_loop_over_parameters_hits_no_probe(start: Callable[[str], tuple[Job, Watch]], kind: str) -> None:
     job, watch = start(kind)
     job.steps(30)

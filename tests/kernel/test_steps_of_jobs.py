@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from collectives_support import JOBS, Job, Watcher, plain, torch_library
+from long import long_unless
 from waiting import until, whole_lines
 
 from probing.daemon.bpf.session import Session
@@ -143,7 +144,7 @@ def check_equal(job: Ranks, observer: Observer, rows: list[dict[str, Any]], firs
     assert len(offsets) == 1
 
 
-@pytest.mark.parametrize("mode", ["plain", "no_sync", "sync"])
+@pytest.mark.parametrize("mode", ["plain", long_unless(False, "no_sync"), long_unless(False, "sync")])
 def test_steps_of_data_parallel_jobs(start: Any, mode: str) -> None:
     job, observer = start("accumulation.py", MODE=mode)
     job.hear("ready")
@@ -173,7 +174,7 @@ def test_a_job_without_a_period_has_no_steps(start: Any) -> None:
     until(long_enough)
 
 
-@pytest.mark.parametrize("named", ["0", "1"])
+@pytest.mark.parametrize("named", ["0", long_unless(False, "1")])
 def test_a_grid_of_groups(start: Any, named: str) -> None:
     job, observer = start("grid.py", size=4, NAMED=named)
     job.hear("ready")
