@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,6 +42,64 @@ def _begin() -> int:
 @lru_cache(maxsize=1)
 def _begin_of(test: str) -> int:
     return time.time_ns() - 20 * SECOND
+
+
+@cache
+def _shared() -> duckdb.DuckDBPyConnection:
+    """The instance of all nodes of this process: to open one takes longer than to make a node's tables."""
+    made = duckdb.connect()
+    atexit.register(made.close)
+    return made
+
+
+@cache
+def _statement(name: str) -> str:
+    """Returns the SQL that makes a table."""
+    schema = name.split(".")[0]
+    with duckdb.connect() as db:
+        db.register("given", TABLES[name].logical.empty_table())
+        db.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {name} AS SELECT * FROM given")
+        ((statement,),) = db.execute("SELECT sql FROM duckdb_tables()").fetchall()
+    return f"CREATE SCHEMA IF NOT EXISTS {schema}; {statement}"
+
+
+class _Tables:
+    """The tables of one node, a database of its own. Each is made when it is first wanted."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, rows: Mapping[str, list[dict[str, Any]]]) -> None:
+        self._name = f"node_{next(self._numbers)}"
+        self._rows = rows
+        self._made: set[str] = set()
+        self._lock = threading.Lock()
+        with _shared().cursor() as cursor:
+            cursor.execute(f"ATTACH ':memory:' AS {self._name}")
+
+    def cursor(self, sql: str) -> duckdb.DuckDBPyConnection:
+        """Returns a connection that has the tables named in ``sql``."""
+        cursor = _shared().cursor()
+        cursor.execute(f"USE {self._name}")
+        text = sql.replace('"', "").lower()
+        with self._lock:
+            for name in TABLES.keys() - self._made:
+                if name in text:
+                    cursor.execute(_statement(name))
+                    self._made.add(name)
+                    if rows := self._rows.get(name):
+                        insert(cursor, name, rows)
+        return cursor
+
+    def close(self) -> None:
+        with _shared().cursor() as cursor:
+            cursor.execute(f"DETACH DATABASE IF EXISTS {self._name}")
+
+
+def insert(cursor: duckdb.DuckDBPyConnection, name: str, rows: list[dict[str, Any]]) -> None:
+    """Adds rows to a table."""
+    cursor.register("more", pa.Table.from_pylist(rows, schema=TABLES[name].logical))
+    cursor.execute(f"INSERT INTO {name} SELECT * FROM more")
+    cursor.unregister("more")
 
 
 class FakeNode(NodeServicer):
@@ -80,9 +140,7 @@ class FakeNode(NodeServicer):
         self.changes: dict[tuple[str, str, int], tuple[str, int, bool]] = {}
         self.configured: list[pb.ConfigRequest] = []
         self.stacks_asked: list[pb.StacksRequest] = []
-        self._db = duckdb.connect()
-        for table_name, table in TABLES.items():
-            self._put(table_name, pa.Table.from_pylist((tables or {}).get(table_name, []), schema=table.logical))
+        self._tables = _Tables(tables or {})
         self._pool = ThreadPoolExecutor(4)
         self._server = grpc.server(self._pool)
         add_NodeServicer_to_server(self, self._server)
@@ -102,28 +160,22 @@ class FakeNode(NodeServicer):
             self.hold.set()
         self._server.stop(0).wait(10)
         self._pool.shutdown()
-        self._db.close()
-
-    def _put(self, name: str, table: pa.Table) -> None:
-        self._db.execute(f"CREATE SCHEMA IF NOT EXISTS {name.split('.')[0]}")
-        self._db.register("given", table)
-        self._db.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
-        self._db.unregister("given")
+        self._tables.close()
 
     def insert(self, name: str, rows: list[dict[str, Any]]) -> None:
-        with self._db.cursor() as cursor:
-            cursor.register("more", pa.Table.from_pylist(rows, schema=TABLES[name].logical))
-            cursor.execute(f"INSERT INTO {name} SELECT * FROM more")
+        with self._tables.cursor(name) as cursor:
+            insert(cursor, name, rows)
 
     def replace(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Puts ``rows`` into the place of all rows of a table."""
-        with self._db.cursor() as cursor:
-            cursor.register("instead", pa.Table.from_pylist(rows, schema=TABLES[name].logical))
-            cursor.execute(f"BEGIN; DELETE FROM {name}; INSERT INTO {name} SELECT * FROM instead; COMMIT")
+        with self._tables.cursor(name) as cursor:
+            cursor.execute(f"BEGIN; DELETE FROM {name}")
+            insert(cursor, name, rows)
+            cursor.execute("COMMIT")
 
-    def database(self) -> duckdb.DuckDBPyConnection:
-        """A cursor in the tables."""
-        return self._db.cursor()
+    def database(self, name: str) -> duckdb.DuckDBPyConnection:
+        """A cursor in the tables that ``name`` names."""
+        return self._tables.cursor(name)
 
     def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryReply]:
         self.asked.extend([statement.sql for statement in request.statements] or [request.sql])
@@ -171,7 +223,7 @@ class FakeNode(NodeServicer):
     def _rows(self, sql: str) -> pa.Table:
         text = with_states(fix_times(parse(sql), time.time_ns()))
         try:
-            with self._db.cursor() as cursor:
+            with self._tables.cursor(text) as cursor:
                 return cursor.sql(text).to_arrow_table()
         except duckdb.Error as e:
             raise from_duckdb(e) from None

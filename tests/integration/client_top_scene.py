@@ -82,7 +82,7 @@ class Scene:
             ],
         )
         for table in self._without:
-            with node.database() as cursor:
+            with node.database(table) as cursor:
                 cursor.execute(f"DROP TABLE {table}")
         node.meanwhile = lambda: self._renew(node)
         self._renew(node)

@@ -21,13 +21,14 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from client_fake_node import FakeNode, process, thread
+from long import long_unless
 
 from probing.api.errors import PeerError, QueryMemory, QueryRejected
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -59,20 +60,27 @@ def test_ps_shows_the_target_or_all_nodes(pair: tuple[FakeNode, FakeNode], ctl: 
 
 def test_ps_fits_a_screen_of_80_columns(tmp_path: Path) -> None:
     rows = [process("node-with-a-long-name.cluster.example", r, 1000 + r, command="python " + "x" * 90) for r in (0, 1)]
+    commands = {"ps": 80, "ps --wide": 400, "ps -w": 400, "top --once": 80}
     with FakeNode(tmp_path, "n", {"process.processes": [{**row, "job": "j" * 60} for row in rows]}) as node:
-        for words, most in ((["ps"], 80), (["ps", "--wide"], 400), (["ps", "-w"], 400), (["top", "--once"], 80)):
-            lines = _on_a_terminal([*words, "-t", node.address], 80)
-            longest = max(map(len, lines))
-            assert (longest <= 80) if most == 80 else (longest > 140), (words, lines)
-            assert sum("1000" in line for line in lines) == 1
+        outputs = _on_a_terminal([f"{words} -t {node.address}" for words in commands], 80)
+    for (words, most), lines in zip(commands.items(), outputs, strict=True):
+        longest = max(map(len, lines))
+        assert (longest <= 80) if most == 80 else (longest > 140), (words, lines)
+        assert sum("1000" in line for line in lines) == 1
 
 
-def _on_a_terminal(words: list[str], columns: int) -> list[str]:
-    """The lines that a command prints to a terminal, without what makes them bold."""
+def _on_a_terminal(commands: list[str], columns: int) -> list[list[str]]:
+    """The lines that each command prints to a terminal, without what makes them bold."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    program = "from probing.client.main import main; main()"
-    child = subprocess.Popen([sys.executable, "-c", program, *words], stdout=theirs, stderr=theirs)
+    program = """
+import sys
+from probing.client.main import main
+for words in sys.argv[1:]:
+    assert main(words.split()) == 0
+    print("END", flush=True)
+"""
+    child = subprocess.Popen([sys.executable, "-c", program, *commands], stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = b""
     with contextlib.suppress(OSError):
@@ -80,7 +88,9 @@ def _on_a_terminal(words: list[str], columns: int) -> list[str]:
             seen += data
     os.close(ours)
     assert child.wait(60) == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()).splitlines()
+    *outputs, rest = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()).split("END\r\n")
+    assert rest == ""
+    return [output.splitlines() for output in outputs]
 
 
 def test_ps_for_people_is_aligned(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
@@ -133,12 +143,12 @@ def test_query_over_all_nodes_and_one_of_them_stopped(
 def test_a_silent_node_is_not_waited_for_by_each_question(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
     pair[1].hold = threading.Event()
     both = f"{pair[0].address},{pair[1].address}"
-    code, out, err = ctl("nccl", "--nodes", both, "--timeout", "1s", "-f", "json")
+    code, out, err = ctl("nccl", "--nodes", both, "--timeout", "2s", "-f", "json")
     assert (code, err.count("\n"), "is missing" in err) == (0, 1, True)
     assert json.loads(out)[0]["ops"][0]["calls"] == 100
     # One request has all questions.
     assert len(pair[1].requests) == 1
-    with Cluster(nodes=[pair[0].address, pair[1].address], timeout=1.2) as cluster:
+    with Cluster(nodes=[pair[0].address, pair[1].address], timeout=2.2) as cluster:
         for _ in range(3):
             assert cluster.query("SELECT count(*) AS n FROM comm.ops").to_pylist() == [{"n": 100}]
     pair[1].hold.set()
@@ -480,57 +490,75 @@ def test_the_python_client(pair: tuple[FakeNode, FakeNode]) -> None:
 
 
 def test_no_command_pays_for_anothers_libraries(pair: tuple[FakeNode, FakeNode]) -> None:
-    def loaded(*arguments: str) -> set[str]:
-        program = "from probing.client.main import main; main()"
-        words = [sys.executable, "-X", "importtime", "-c", program, *arguments]
+    def loaded(*commands: list[str]) -> Iterator[tuple[list[str], set[str]]]:
+        """The modules that are loaded after each of several commands of one process."""
+        program = """
+import json, sys
+from contextlib import suppress
+from probing.client import interrupt
+from probing.client.main import main
+def leave(code):
+    raise SystemExit(code)
+interrupt.leave = leave
+stdout, sys.stdout = sys.stdout, sys.stderr
+for sys.argv[1:] in json.loads(sys.argv[1]):
+    with suppress(SystemExit):
+        main()
+    # numpy is hidden behind None.
+    print(json.dumps(sorted(name for name, module in sys.modules.items() if module)), file=stdout)
+"""
+        words = [sys.executable, "-c", program, json.dumps(commands)]
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
-        lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
-        names = {line.rpartition("|")[2].strip() for line in lines}
-        return names | {name.partition(".")[0] for name in names}
+        for command, line in zip(commands, done.stdout.splitlines(), strict=True):
+            yield command, set(json.loads(line))
 
     engines = {"duckdb", "sqlglot", "textual", "prompt_toolkit"}
     wire = {"grpc", "google", "probing.client.wire.connection"}
     rows = {"pyarrow", "pyarrow.compute", "numpy", "pyarrow.parquet"}
     # typer needs pydantic from 0.29 on.
     nobodys = {"pydantic", "numpy", "pyarrow.compute"}
-    for words in (["version"], ["--version"], ["--help"], ["ps", "--help"], []):
-        assert not loaded(*words) & (engines | wire | rows | nobodys), words
-    for words in (["stacks"], ["status"], ["config"], ["stacks", "--merge"]):
-        assert not loaded(*words) & (engines | rows | nobodys), words
-    for words in (["ps"], ["nccl"], ["top", "--once"], ["query", "SELECT now()"], ["profile", "-F", "folded"]):
-        assert not loaded(*words) & (engines | nobodys), words
+    for words, modules in loaded(["version"], ["--version"], ["--help"], ["ps", "--help"], []):
+        assert not modules & (engines | wire | rows | nobodys), words
+    for words, modules in loaded(["stacks"], ["status"], ["config"], ["stacks", "--merge"]):
+        assert "grpc" in modules
+        assert not modules & (engines | rows | nobodys), words
+    commands = (["ps"], ["nccl"], ["top", "--once"], ["query", "SELECT now()"], ["profile", "-F", "folded"])
+    for words, modules in loaded(*commands):
+        assert "pyarrow" in modules
+        assert not modules & (engines | nobodys), words
 
 
 @pytest.mark.parametrize(
     "words",
+    # The gate takes one of each way to write.
     [
         "ps",
-        "events",
-        "top --once",
-        "nccl",
+        long_unless(False, "events"),
+        long_unless(False, "top --once"),
+        long_unless(False, "nccl"),
         "nccl -f json",
         "logs",
-        "tables",
-        "status",
-        "nodes",
-        "stacks",
+        long_unless(False, "tables"),
+        long_unless(False, "status"),
+        long_unless(False, "nodes"),
+        long_unless(False, "stacks"),
         "stacks --merge",
-        "profile",
+        long_unless(False, "profile"),
         "profile -F svg",
-        "flamegraph",
-        "config",
-        "query 'SELECT 1'",
-        "rdma",
-        "net",
+        long_unless(False, "flamegraph"),
+        long_unless(False, "config"),
+        long_unless(False, "query 'SELECT 1'"),
+        long_unless(False, "rdma"),
+        long_unless(False, "net"),
         "query 'SELECT 1' -f parquet",
-        "version",
-        "--version",
+        long_unless(False, "version"),
+        long_unless(False, "--version"),
         "--help",
-        "ps --help",
-        "",
+        long_unless(False, "ps --help"),
+        long_unless(False, ""),
         "nonsense",
-        "query --explain 'SELECT 1'",
-        "vars nothing",
+        long_unless(False, "query --explain 'SELECT 1'"),
+        long_unless(False, "vars nothing"),
         "ps -t unix:/nowhere",
         "export --tables comm.ops -o {tmp}/x.csv",
     ],
@@ -552,8 +580,7 @@ def test_nobody_reads_the_output_to_its_end(pair: tuple[FakeNode, FakeNode], wor
     os.close(theirs)
 
 
-@pytest.mark.parametrize("locale", [{"LANG": "C"}, {"LC_ALL": "C"}, {"PYTHONIOENCODING": "latin-1"}])
-def test_a_terminal_of_ascii_gets_ascii(tmp_path: Path, locale: dict[str, str]) -> None:
+def test_a_terminal_of_ascii_gets_ascii(tmp_path: Path) -> None:
     names = [("réduire", "/home/é/train.py", 3)]
     with FakeNode(tmp_path, "n") as node:
         node.threads = [thread(rank, 5 + rank, 5 + rank, "MainThread", *names * rank) for rank in range(3)]
@@ -566,7 +593,8 @@ def test_a_terminal_of_ascii_gets_ascii(tmp_path: Path, locale: dict[str, str]) 
             assert (done.returncode, done.stderr) == (0, b"")
             return done.stdout.decode("latin-1" if "PYTHONIOENCODING" in language else "utf-8")
 
-        assert "  |- [0] (no Python frame)\n  `- [1-2] réduire" in shown(locale)
+        for locale in ({"LANG": "C"}, {"LC_ALL": "C"}, {"PYTHONIOENCODING": "latin-1"}):
+            assert "  |- [0] (no Python frame)\n  `- [1-2] réduire" in shown(locale), locale
         assert "  ├─ [0] (no Python frame)\n  └─ [1-2] réduire" in shown({"LC_ALL": "C.UTF-8"})
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from interrupts import COMMANDS, PLACES, SCREEN, Nodes, check, interrupted
+from long import long_unless
 
 
 @pytest.fixture
@@ -17,8 +19,12 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     nodes.close()
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("again", [None, 0.02])
+_IN_GATE = {("answers", None), ("waits", 0.02), ("silent", None)}
+_CASES = [long_unless(case in _IN_GATE, *case) for case in itertools.product(PLACES, (None, 0.02))]
+_GATE_COMMANDS = {"ps", "query --all-nodes 'SELECT op, count(*) FROM comm.ops GROUP BY op'", "logs --follow", "stacks"}
+
+
+@pytest.mark.parametrize(("place", "again"), _CASES)
 def test_top_leaves_at_ctrl_c(nodes: Nodes, place: str, again: float | None) -> None:
     for delay in (0.0, 0.7):
         with nodes.at(place) as address:
@@ -27,7 +33,9 @@ def test_top_leaves_at_ctrl_c(nodes: Nodes, place: str, again: float | None) -> 
         assert (left.code, left.before) == (0, False)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith("top -")])
+@pytest.mark.parametrize(
+    "command", [long_unless(c in _GATE_COMMANDS, c) for c in COMMANDS if not c.startswith("top -")]
+)
 def test_a_command_beside_a_silent_node_leaves_with_130(nodes: Nodes, command: str) -> None:
     words = shlex.split(command)
     with nodes.at("silent") as address:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from long import LONG
 from ports import free_port
 from simulator.cast import Cast
 from simulator.running import Simulation, simulated
@@ -16,7 +17,7 @@ from probing.client.main import main
 from probing.client.wire import crowd
 
 SQL = "SELECT op, count(*) AS n, count(DISTINCT node) AS nodes FROM comm.ops GROUP BY op ORDER BY op"
-NODES = 120
+NODES = 120 if LONG else 40
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +33,18 @@ def _rows(nodes: int) -> list[dict[str, object]]:
 
 
 def test_many_nodes_are_asked_at_once_and_the_silent_ones_are_named(simulation: Simulation) -> None:
-    cast = simulation.cast
+    cast, bad = simulation.cast, 2 * NODES // 40
     with Cluster(nodes=cast.addresses, timeout=6) as cluster:
         # Twice: the second question finds open connections.
         for _ in range(2):
-            assert cluster.query(SQL).to_pylist() == _rows(NODES - 6)
+            assert cluster.query(SQL).to_pylist() == _rows(NODES - bad)
             outcome = cluster.outcomes[-1]
             failed = {failure.address: failure.reason for failure in outcome.failed}
             silent = [cast.address(number) for number in range(NODES) if cast.dead(number)]
             refusing = [cast.address(number) for number in range(NODES) if cast.refuses(number)]
             assert set(failed) == {*silent, *refusing}
             assert all("no connection within" in failed[address] for address in silent)
-            assert len(outcome.answered) == len({answered.node for answered in outcome.answered}) == NODES - 6
+            assert len(outcome.answered) == len({answered.node for answered in outcome.answered}) == NODES - bad
 
 
 def test_clocks_are_measured_with_each_answer(
@@ -60,19 +61,19 @@ def test_clocks_are_measured_with_each_answer(
 
 
 def test_by_a_tree_nobody_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Nodes 0 to 2 ask the others; the first breaks off in the middle.
-    monkeypatch.setattr(crowd, "TREE_FROM", 200)
-    cast = Cast(270, free_port(), breaking_of=10, dead_of=135)
+    # The first nodes, two or three, ask the others; the first of all breaks off in the middle.
+    monkeypatch.setattr(crowd, "TREE_FROM", 100)
+    cast = Cast(270 if LONG else 140, free_port(), breaking_of=10, dead_of=135)
     dead = {cast.address(number) for number in range(cast.count) if cast.dead(number)}
     with simulated(cast), Cluster(nodes=cast.addresses, timeout=6) as cluster:
-        assert cluster.query(SQL).to_pylist() == _rows(270 - len(dead))
+        assert cluster.query(SQL).to_pylist() == _rows(cast.count - len(dead))
         outcome = cluster.outcomes[-1]
         assert {failure.address for failure in outcome.failed} == dead
         assert [(f.address, f.reason) for f in outcome.detours] == [(cast.address(0), "the connection was lost")]
         assert outcome.report()["detours"] == [{"address": cast.address(0), "reason": "the connection was lost"}]
         # Several statements, and an error that is the same everywhere.
         tables = cluster.query_all({"one": "SELECT count(*) AS n FROM comm.ops", "two": "SELECT 1 AS x"})
-        assert tables["one"].to_pylist() == [{"n": 20 * (270 - len(dead))}]
+        assert tables["one"].to_pylist() == [{"n": 20 * (cast.count - len(dead))}]
 
 
 def test_a_dead_node_in_the_middle_is_named_and_the_others_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,8 @@ def hung_before(tmp_path: Path) -> FakeNode:
 
 def test_a_hang_from_before_the_daemon_is_named(hung_before: FakeNode, ask: Ask) -> None:
     with hung_before as node:
-        since = at(node.database().execute("SELECT epoch_ns(max(ts_to)) FROM probing.losses").fetchall()[0][0])
+        losses = node.database("probing.losses")
+        since = at(losses.execute("SELECT epoch_ns(max(ts_to)) FROM probing.losses").fetchall()[0][0])
         expected = [
             f"  rank 0: in gloo::allreduce (native stack; began before {since}), Python in all_reduce"
             " (distributed_c10d.py:2810)",

@@ -19,6 +19,7 @@ from termios import TIOCSWINSZ
 
 import pytest
 from client_fake_node import FakeNode, operation, process
+from long import long_unless
 from waiting import until
 
 from probing.api.errors import QueryRejected
@@ -190,8 +191,19 @@ def test_sql_of_a_pipe(
         assert says in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("word", ["\\q", "exit", "quit", "EXIT;", "\\q;"])
-@pytest.mark.parametrize("before", ["", "SELECT seq\r", "SELECT 'open\rFROM\r"])
+_WORDS = ("\\q", "exit", "quit", "EXIT;", "\\q;")
+_BEFORE = ("", "SELECT seq\r", "SELECT 'open\rFROM\r")
+
+
+# The gate takes each word, and each input, at least once.
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        long_unless(n % len(_BEFORE) == k, before, word)
+        for n, word in enumerate(_WORDS)
+        for k, before in enumerate(_BEFORE)
+    ],
+)
 def test_the_shell_is_left_from_any_line(terminal: Terminal, before: str, word: str) -> None:
     terminal.until("sql>")
     terminal.send(f"{before}{word}\r")

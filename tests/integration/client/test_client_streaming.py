@@ -39,7 +39,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeNode, F
             # One row makes them all: a list of dicts would take longer than the test.
             node.insert("comm.ops", [operation(node.name, 0, 0, ts=0)])
             rows = f"SELECT o.* REPLACE (i AS seq) FROM comm.ops AS o, range(1, {ROWS}) AS r(i)"
-            with node.database() as db:
+            with node.database("comm.ops") as db:
                 db.execute(f"INSERT INTO comm.ops {rows}")
         yield first, second
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from client_fake_node import FakeNode, process, thread
 from client_top_scene import RANKS, SLOW, Scene, top
+from long import long_unless
 from rich.cells import cell_len
 from waiting import until
 
@@ -82,7 +83,7 @@ def test_each_key_of_the_main_page(scene: Scene) -> None:
         terminal.shows("ended with 0\n1\n")
 
 
-@pytest.mark.parametrize(("columns", "lines"), SIZES)
+@pytest.mark.parametrize(("columns", "lines"), [SIZES[0], long_unless(False, *SIZES[1])])
 def test_enter_opens_the_page_of_a_rank(scene: Scene, columns: int, lines: int) -> None:
     with top(scene.first.address, columns, lines, "--all-nodes") as terminal:
         terminal.shows("rank 2  pid 1002")
