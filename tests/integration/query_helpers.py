@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from forked_workers import ForkedWorker, forked_worker
 
 from probing.api.errors import NotFound, ProbingError
 from probing.api.tables import table_named
@@ -29,20 +30,23 @@ from probing.daemon.query.snapshot import QueryFile, QuerySnapshot
 from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
 
+# As the supervisor starts a worker.
+SQL_WORKER = ("-m", "probing.daemon.confined.sql_worker")
 T0 = 1_795_000_000_000_000_000
 NOW_NS = T0 + 60_000_000_000
 
 
 class Inetd:
-    """Listens on ``path`` and starts ``python -m probing.daemon.confined.sql_worker`` for each connection."""
+    """Listens on ``path`` and starts a worker of queries for each connection."""
 
     def __init__(self, path: Path, args: Sequence[str], command: Sequence[str] = ()) -> None:
-        """``command``: what to run instead of the worker."""
-        self._argv = [sys.executable, *(command or ("-m", "probing.daemon.confined.sql_worker")), *args]
+        """``command``: what Python runs instead of the worker; ``SQL_WORKER`` for one that is no fork."""
+        self._args = list(args)
+        self._argv = [sys.executable, *command, *args] if command else []
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(path))
         self._server.listen(16)
-        self.children: list[subprocess.Popen[bytes]] = []
+        self.children: list[subprocess.Popen[bytes] | ForkedWorker] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -53,9 +57,12 @@ class Inetd:
             except OSError:
                 return
             with client:
-                self.children.append(subprocess.Popen(self._argv, stdin=client, cwd="/"))
+                if self._argv:
+                    self.children.append(subprocess.Popen(self._argv, stdin=client, cwd="/"))
+                else:
+                    self.children.append(forked_worker(self._args, client))
 
-    def alive(self) -> list[subprocess.Popen[bytes]]:
+    def alive(self) -> list[subprocess.Popen[bytes] | ForkedWorker]:
         return [child for child in self.children if child.poll() is None]
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from query_helpers import (
     NOW_NS,
+    SQL_WORKER,
     T0,
     Files,
     FileSegment,
@@ -392,13 +393,21 @@ def test_behind_the_gate_there_is_nothing_to_take(shared: Machine, sql: str) -> 
     assert sorted(shared.files.root.iterdir()) == before
 
 
-def test_a_worker_has_given_up_what_it_had(machine: Machine) -> None:
-    machine.rows("SELECT 1")
-    child = machine.inetd.alive()[0]
-    status = Path(f"/proc/{child.pid}/status").read_text()
-    assert "NoNewPrivs:\t1" in status
-    limits = Path(f"/proc/{child.pid}/limits").read_text()
-    assert "unlimited" not in next(line for line in limits.splitlines() if line.startswith("Max address space"))
+@pytest.mark.parametrize("command", [(), SQL_WORKER], ids=["forked", "started"])
+def test_a_worker_has_given_up_what_it_had(machine: Machine, command: tuple[str, ...]) -> None:
+    path = machine.root / "own.sock"
+    inetd = Inetd(path, [f"--state_dir={machine.root}/state"], command)
+    pool = WorkerPool(str(path))
+    try:
+        answer(Engine(machine.files, pool, machine.gate), "SELECT 1")
+        child = inetd.alive()[0]
+        status = Path(f"/proc/{child.pid}/status").read_text()
+        assert "NoNewPrivs:\t1" in status
+        limits = Path(f"/proc/{child.pid}/limits").read_text()
+        assert "unlimited" not in next(line for line in limits.splitlines() if line.startswith("Max address space"))
+    finally:
+        pool.close()
+        inetd.close()
 
 
 @pytest.mark.skipif(landlock_abi() < 1, reason="the kernel has no Landlock")

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import grpc
 import pyarrow as pa
-import pytest
 from query_helpers import logical, operations
 from service_helpers import Service, refused
 from waiting import until
@@ -90,22 +89,19 @@ def test_there_is_one_snapshot_and_one_filling(service: Service) -> None:
     assert asked == ["live", "snapshot", "release"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
+def test_what_is_no_request_is_refused(service: Service) -> None:
+    for asked, message in (
         (request(dict.fromkeys(map(str, range(MAX_STATEMENTS + 1)), "SELECT 1")), "more than 16 statements"),
         (request({"": "SELECT 1"}), "the names of statements"),
         (request({"x" * 101: "SELECT 1"}), "the names of statements"),
         (pb.QueryRequest(statements=[pb.Statement(name="a", sql="SELECT 1")] * 2), "the names of statements"),
         (pb.QueryRequest(sql="SELECT 1", statements=[pb.Statement(name="a", sql="SELECT 1")]), "the request has both"),
         (request({"a": "SELECT 1", "b": " "}), "a statement is empty"),
-    ],
-)
-def test_what_is_no_request_is_refused(service: Service, asked: pb.QueryRequest, message: str) -> None:
-    code, error = refused(lambda: list(service.node.Query(asked, timeout=60)))
-    assert (code, error.kind) == (grpc.StatusCode.INVALID_ARGUMENT, "QueryRejected")
-    assert error.message.startswith(message)
-    assert error.hint or "names" in message or "empty" in message
+    ):
+        code, error = refused(lambda asked=asked: list(service.node.Query(asked, timeout=60)))
+        assert (code, error.kind) == (grpc.StatusCode.INVALID_ARGUMENT, "QueryRejected")
+        assert error.message.startswith(message)
+        assert error.hint or "names" in message or "empty" in message
 
 
 def test_bounds_are_of_the_whole_request(service: Service) -> None:
