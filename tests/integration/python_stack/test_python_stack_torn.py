@@ -1,4 +1,4 @@
-"""10,000 dumps of programs that switch functions, generators, code and threads: each stack is right, or is marked.
+"""Dumps of programs that switch functions, generators, code and threads: each stack is right, or is marked.
 
 What is wrong in a stack shows: a callee that is never called from where its caller stands, or code of another file,
 number or line than its name says.
@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from long import examples
 from python_stack_helpers import INTERPRETERS, PROGRAMS, dump, each_interpreter, program, runtime_of
 
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
-SAMPLES = 10_000
+SAMPLES = examples(10_000)
+# Stacks of any run that may be wrong as the interpreter itself has them, beside one in a thousand.
+FEW = 3
 # Where a thread begins, waits, and is forgotten: that may be called by a collection of garbage, from anywhere.
 LIBRARY = ("/threading.py", "/_weakrefset.py")
 _MADE = re.compile(r"<made (\d{3})>")
@@ -142,7 +145,7 @@ def test_no_stack_is_wrong(python: str, capsys: pytest.CaptureFixture[str]) -> N
         if said:
             print(f"as the interpreter itself has it: {len(said)}, such as {said[0]}")
     assert wrong[:3] == []
-    assert len(said) < stacks / 1000
+    assert len(said) < FEW + stacks / 1000
     assert shapes >= SHAPES
     # Nor does marking all that moves.
     assert complete / stacks > 0.5

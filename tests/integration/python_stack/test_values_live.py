@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from long import examples
 from python_stack_helpers import LocalParsers, LocalReaders, child, each_interpreter, program, runtime_of
 
 from probing.api.errors import ProcessGone, UsageError
@@ -56,12 +57,12 @@ def agrees(row: dict[str, Any]) -> bool:
 
 @each_interpreter
 def test_values_that_change_are_whole_or_said_to_have_changed(python: str) -> None:
-    read = 0
+    rounds, read = examples(60), 0
     with program(python, "values_busy.py") as process:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "ready"
         runtime, start_ns = runtime_of(process.pid), read_start_ns(process.pid)
-        for _ in range(60):
+        for _ in range(rounds):
             deadline = time.monotonic() + 60
             answer = read_values(process.pid, start_ns, runtime, ["step", "pair", "state", "text", "box.a"], deadline)
             for row in answer["values"]:
@@ -72,7 +73,7 @@ def test_values_that_change_are_whole_or_said_to_have_changed(python: str) -> No
             dumped = dump_stacks(process.pid, start_ns, runtime, time.monotonic() + 60, with_locals=True)
             found = [v for t in dumped["threads"] for f in t["frames"] if f["func"] == "work" for v in f["locals"]]
             assert all(agrees(v) for v in found if v["value"] and v["name"] in ("pair", "state", "text", "step"))
-    assert read > 60
+    assert read > rounds
 
 
 @each_interpreter
