@@ -3,7 +3,7 @@
 #
 # TREE is what install-host.sh has installed into an image; without one it is made. The package needs the Python that
 # the tree was made with (PYTHON, else /usr/bin/python3), as its virtual environment refers to it. VERSION replaces the
-# version, for tests of upgrades, and OUT the directory.
+# version, for tests of upgrades, OUT the directory, and COMPRESSION that of a deb, for one that is unpacked at once.
 set -eu
 umask 022
 
@@ -68,7 +68,7 @@ remove) removed ;;
 purge) purged ;;
 esac
 EOF
-    dpkg-deb --root-owner-group -Zzstd -z6 --build "$content" "$out/probingd_${version}_$architecture.deb"
+    dpkg-deb --root-owner-group "-Z${COMPRESSION:-zstd}" -z6 --build "$content" "$out/probingd_${version}_$architecture.deb"
 }
 
 rpm() {

@@ -148,7 +148,7 @@ def payload(request: pytest.FixtureRequest, place: Path) -> Path:
     for library in (made.nccl, made.cudart):
         shutil.copy(library, tree / "doubles")
     shutil.copy(HERE / "train.py", tree)
-    disk_of(tree, place / "payload.ext4", "512M")
+    disk_of(tree, place / "payload.ext4", "1G")
     return place / "payload.ext4"
 
 
