@@ -28,9 +28,7 @@ trap 'rm -rf "$place"' EXIT
 chmod 755 "$place"
 "$GPU_KIT_PYTHON" -m venv --without-pip "$place/venv"
 packages=$place/venv/lib/python3.12/site-packages
-# python3 may be of a virtual environment itself, whose packages --system-site-packages would not show.
-"$GPU_KIT_PYTHON" -c 'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")' \
-	>"$packages/of-this-machine.pth"
+"$GPU_KIT_PYTHON" "$kit/gpu_kit/brought.py" "$packages" numpy pyarrow
 "$GPU_KIT_PYTHON" -m pip --python "$place/venv/bin/python" install -q --no-index --no-deps --no-compile \
 	--disable-pip-version-check --root-user-action ignore "$kit"/wheels/*.whl
 # The daemon's users may not write here; what only the screens of probingctl need stays as it is.
