@@ -8,6 +8,7 @@ import threading
 from contextlib import redirect_stderr, redirect_stdout
 
 from costs import spent
+from waiting import asking
 
 from probing.client import interrupt
 from probing.client.main import main
@@ -21,7 +22,7 @@ _one_at_a_time = threading.Lock()
 def probingctl(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a command without a terminal; returns its exit code, stdout and stderr. Ctrl-C ends the tests, too."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    with spent("probingctl in the process"), _one_at_a_time, redirect_stdout(out), redirect_stderr(err):
+    with spent("probingctl in the process"), asking(), _one_at_a_time, redirect_stdout(out), redirect_stderr(err):
         code = main(list(arguments))
     if code == interrupt.CODE:
         raise KeyboardInterrupt

@@ -125,7 +125,7 @@ def main() -> int:
     for mutation in MUTATIONS:
         file = COPY / mutation.file
         text = file.read_text()
-        assert text.count(mutation.before) == 1, f"{mutation.file} has {mutation.before!r} {text.count(mutation.before)}x"
+        assert text.count(mutation.before) == 1, f"{mutation.file} does not have this once: {mutation.before!r}"
         clean = _failed(mutation.tests)
         file.write_text(text.replace(mutation.before, mutation.after))
         failed = _failed(mutation.tests)

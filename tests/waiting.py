@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from costs import spent
 
-__all__ = ("DEADLINE_S", "until", "whole_lines")
+__all__ = ("DEADLINE_S", "asking", "until", "whole_lines")
 
 T = TypeVar("T")
+_asked_s = 0.0
 # A guest whose instructions QEMU translates needs more.
 _REST = 4.0
 _LONGEST_REST_S = 1.0
 DEADLINE_S = float(os.environ.get("PROBINGD_TEST_DEADLINE_S", "60"))
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Notes that a block asks a daemon, for ``until``."""
+    global _asked_s
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        _asked_s += time.monotonic() - begun
 
 
 def until(
@@ -28,8 +41,8 @@ def until(
 ) -> T:
     """Returns the first true value of ``condition``.
 
-    Calls it every ``poll_s`` seconds, and not so often that it takes more than a fifth of the time: a condition that
-    asks a daemon must not take the CPU from what it waits for.
+    Calls it every ``poll_s`` seconds, and so rarely that ``asking`` takes a fifth of the time: what asks a daemon
+    must not take the CPU from what it waits for.
 
     Raises AssertionError after ``seconds`` without one; the message names ``what``, which may be a function that
     describes the state at that time.
@@ -37,13 +50,12 @@ def until(
     deadline = time.monotonic() + seconds
     with spent("waits for conditions"):
         while True:
-            begun = time.monotonic()
+            asked_before = _asked_s
             if value := condition():
                 return value
-            now = time.monotonic()
-            if now > deadline:
+            if time.monotonic() > deadline:
                 raise AssertionError(f"waited {seconds:g} s for {what() if callable(what) else what}")
-            time.sleep(max(poll_s, min(_REST * (now - begun), _LONGEST_REST_S)))
+            time.sleep(max(poll_s, min(_REST * (_asked_s - asked_before), _LONGEST_REST_S)))
 
 
 def whole_lines(path: Path) -> list[str]:

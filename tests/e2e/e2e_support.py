@@ -20,7 +20,7 @@ import pytest
 from client_in_process import probingctl
 from costs import spent
 from process_tree import arguments, family
-from waiting import DEADLINE_S
+from waiting import DEADLINE_S, asking
 
 from probing.client.cluster import Cluster
 from probing.daemon.bpf import pins
@@ -145,7 +145,7 @@ class Daemon:
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
         """As ``query``, through the Python client: for many rows."""
-        with Cluster(self.target) as cluster:
+        with asking(), Cluster(self.target) as cluster:
             rows: list[dict[str, Any]] = cluster.query(sql).to_pylist()
         return rows
 

@@ -89,7 +89,8 @@ class Observer:
     def look(self) -> list[dict[str, Any]]:
         self.watcher.drain()
         rows = self.watcher.communicators[self._seen :]
-        self.groups |= {(row["job_rank"], row["comm"]): row for row in rows}
+        # Others may use gloo on this machine, too.
+        self.groups |= {(row["job_rank"], row["comm"]): row for row in rows if row["job"]}
         self._seen = len(self.watcher.communicators)
         self.offset = SystemClock().pair().mono_to_utc_ns
         return self.sink.rows
