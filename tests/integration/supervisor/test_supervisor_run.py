@@ -17,6 +17,7 @@ from typing import IO
 
 import pytest
 from cgroup_support import memory_group
+from long import long
 from process_tree import arguments, family
 
 from probing.daemon.bpf.pins import prepare
@@ -178,7 +179,11 @@ def test_each_process_gets_exactly_its_rights(daemon: Daemon, until: Callable[..
         assert found["Groups"] == ""
         assert {found[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {mask(caps)}
         assert found["NoNewPrivs"] == "1"
-    assert daemon.end()[0] == 0
+    only_those_concerned_reach_the_inner_sockets(daemon)
+    code, errors = daemon.end()
+    assert code == 0
+    # It says where it answers.
+    assert f"answers at unix:{daemon.socket}; ask it with `probingctl -t unix:{daemon.socket} ps`" in errors
 
 
 def test_a_deleted_state_directory_is_made_again(daemon: Daemon, until: Callable[..., object]) -> None:
@@ -191,8 +196,7 @@ def test_a_deleted_state_directory_is_made_again(daemon: Daemon, until: Callable
     assert errors.count("was deleted: it is made again") == 1
 
 
-def test_only_those_concerned_reach_the_inner_sockets(daemon: Daemon) -> None:
-    daemon.start().ready()
+def only_those_concerned_reach_the_inner_sockets(daemon: Daemon) -> None:
     inner = Path(f"{daemon.socket}.d")
     assert (inner.stat().st_uid, inner.stat().st_gid, inner.stat().st_mode & 0o777) == (60001, 60004, 0o755)
     for name, uid in (("reader", 60001), ("parser", 60001), ("maintenance", 60001), ("sql", 60002)):
@@ -203,7 +207,6 @@ def test_only_those_concerned_reach_the_inner_sockets(daemon: Daemon) -> None:
     assert (daemon.state.stat().st_uid, daemon.state.stat().st_gid) == (60001, 60004)
     pins = (daemon.bpffs / daemon.instance).stat()
     assert (pins.st_uid, pins.st_mode & 0o777) == (60001, 0o700)
-    assert daemon.end()[0] == 0
 
 
 def test_a_killed_child_comes_back(daemon: Daemon, until: Callable[..., object]) -> None:
@@ -233,11 +236,6 @@ def test_a_signal_that_comes_before_the_pipe_of_the_child(daemon: Daemon, until:
     code, errors = daemon.end()
     assert code == 0
     assert "Traceback" not in errors
-
-
-def test_it_says_where_it_answers(daemon: Daemon) -> None:
-    daemon.start().ready()
-    assert f"answers at unix:{daemon.socket}; ask it with `probingctl -t unix:{daemon.socket} ps`" in daemon.end()[1]
 
 
 def test_hangup_restarts_the_children(daemon: Daemon, until: Callable[..., object]) -> None:
@@ -288,6 +286,8 @@ def test_children_die_with_the_supervisor(daemon: Daemon, until: Callable[..., o
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
+# tests/e2e/test_rights.py has both with the real programs in the gate.
+@long
 @pytest.mark.parametrize(("number", "kept"), [(signal.SIGTERM, False), (signal.SIGUSR1, True)])
 def test_stop_removes_the_pins_unless_they_are_kept(daemon: Daemon, number: signal.Signals, kept: bool) -> None:
     daemon.start().ready()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from cgroup_support import memory_group
+from long import long, long_unless
 
 from probing.api.errors import InternalError
 from probing.daemon.config import Config
@@ -126,8 +127,15 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("kind", ["collector", "service", "ready"])
-@pytest.mark.parametrize("case", WRONG)
+# All read it by the same code: the gate takes each case by the collector, and one by the others.
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        long_unless(kind == "collector" or case == "an unknown key", case, kind)
+        for case in WRONG
+        for kind in ("collector", "service", "ready")
+    ],
+)
 def test_a_wrong_configuration_is_one_line_and_no_restart_follows(units: Units, case: str, kind: str) -> None:
     text, wanted = WRONG[case]
     units.write(text)
@@ -165,6 +173,8 @@ def test_a_library_that_is_missing_is_one_line(units: Units) -> None:
     assert states == [f"STATUS={lines[0][3:]}"]
 
 
+# In the gate: tests/e2e/test_bad_input.py, with the whole daemon.
+@long
 def test_a_host_without_libbpf_is_one_line(units: Units) -> None:
     found = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     path = next(line.split(" => ")[1] for line in found.splitlines() if "libbpf.so.1" in line)
@@ -178,6 +188,8 @@ def test_a_host_without_libbpf_is_one_line(units: Units) -> None:
     assert states == [f"STATUS={errors[0][3:]}"]
 
 
+# In the gate: tests/e2e/test_bad_input.py, test_capability_missing.
+@long
 def test_a_kernel_that_refuses_programs_is_one_line(units: Units) -> None:
     status, lines, _ = units.run("collector", "setpriv", "--bounding-set=-bpf,-sys_admin", "--inh-caps=-all")
     errors = [line for line in lines if line.startswith("<3>")]
@@ -247,6 +259,8 @@ def fill(path: Path) -> None:
             file.write(bytes(1 << 16))
 
 
+# In the gate: tests/e2e/test_bad_input.py, test_state_directory_full.
+@long
 def test_a_full_disk_is_shown_while_it_lasts(units: Units, until: Callable[..., object]) -> None:
     shown: list[str] = []
 
