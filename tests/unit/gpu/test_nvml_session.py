@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import Sink
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import until
@@ -22,7 +23,7 @@ from probing.daemon.gpu.nvml.present import NO_GPU
 from probing.daemon.gpu.nvml.session import Failure, NvmlSession, Reading
 from probing.daemon.gpu.nvml.source import NvmlSource
 from probing.daemon.ipc import Channel, ChannelClosed
-from probing.daemon.source import Identity, Loss
+from probing.daemon.source import Identity
 from probing.daemon.source_state import SourceState, Totals
 
 Answer = tuple[dict[str, Any], bytes]
@@ -161,17 +162,6 @@ def test_without_a_listener_it_fails_and_tries_again(tmp_path: Path) -> None:
         assert found.kind == "ended"
 
 
-class Rows:
-    def __init__(self) -> None:
-        self.tables: dict[str, int] = {}
-
-    def put(self, table: str, batch: Any) -> None:
-        self.tables[table] = self.tables.get(table, 0) + batch.num_rows
-
-    def lost(self, loss: Loss) -> None:
-        raise AssertionError(loss)
-
-
 class Nobody:
     def live(self) -> list[Identity]:
         return []
@@ -197,8 +187,8 @@ class Given:
         pass
 
 
-def source_of(*found: Reading | Failure | None) -> tuple[NvmlSource, Given, Rows]:
-    given, rows = Given(*found), Rows()
+def source_of(*found: Reading | Failure | None) -> tuple[NvmlSource, Given, Sink]:
+    given, rows = Given(*found), Sink(may_lose=False)
     config = GpuConfig(interval_s=0.1)
     return NvmlSource(given, Nobody(), rows, FakeClock(5, 7), "n", config), given, rows  # type: ignore[arg-type]
 
@@ -213,7 +203,7 @@ def test_a_node_without_gpus_is_not_degraded() -> None:
     source.tick()
     state = state_of(source)
     assert (state.state, state.reason, state.detail) == ("running", "", NO_GPU)
-    assert rows.tables == {}
+    assert rows.rows == []
     assert source.live_tables["gpu.devices"](FakeClock().pair()).num_rows == 0
 
 
@@ -241,7 +231,7 @@ def test_no_answer_ends_the_source(content: dict[str, Any], of_device: dict[str,
     source.tick()
     source.tick()
     assert given_session.restarts <= 2
-    assert rows.tables.get("gpu.utilization", 0) <= 2
+    assert len(rows.of("gpu.utilization")) <= 2
 
 
 _NUMBERS = st.none() | st.integers(-(2**70), 2**70) | st.text(max_size=3) | st.floats()
@@ -275,4 +265,4 @@ def test_an_answer_that_makes_no_sense_is_a_failure() -> None:
     assert "makes no sense" in state_of(source).reason
     source.tick()
     assert state_of(source).state == "running"
-    assert rows.tables["gpu.utilization"] == 1
+    assert len(rows.of("gpu.utilization")) == 1

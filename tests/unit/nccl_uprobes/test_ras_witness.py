@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from doubles.ras_listener import RasListener
+from fakes import Sink
 from waiting import until
 
 from probing.api.errors import ProcessGone, TargetTimeout, UnsupportedTarget
@@ -23,7 +23,7 @@ from probing.daemon.nccl_uprobes.ras.json_report import handlers
 from probing.daemon.nccl_uprobes.ras.witness import RasWitness
 from probing.daemon.processes import namespaces
 from probing.daemon.processes.namespaces import own_namespace
-from probing.daemon.source import Identity, Loss
+from probing.daemon.source import Identity
 
 
 def report(*comms: int, ranks: int = 2) -> bytes:
@@ -44,16 +44,15 @@ def rank(pid: int, job: str = "job") -> Identity:
     return Identity(pid, 1_000, job, "run", "trainer", 0, 0, 2, 0)
 
 
-class World:
+class World(Sink):
     """Processes, readers, parsers and the sink in one; all processes are in our network namespace by default."""
 
     def __init__(self) -> None:
+        super().__init__("comm.ras")
         self.living = [rank(100), rank(101)]
         self.environ: dict[int, dict[str, str]] = {}
         self.namespace: dict[int, str] = {}
         self.communicators: dict[int, list[Identity]] = {}
-        self.rows: list[dict[str, Any]] = []
-        self.losses: list[Loss] = []
         self.asked: list[str] = []
         self.listeners: list[RasListener] = []
 
@@ -76,13 +75,6 @@ class World:
         fd = os.open(self.namespace.get(pid, "/proc/self/ns/net"), os.O_RDONLY)
         found = os.fstat(fd)
         return Message({"dev": found.st_dev, "inode": found.st_ino}, fds=[fd])
-
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        assert table == "comm.ras"
-        self.rows.extend(batch.drop_columns(["ts"]).to_pylist())
-
-    def lost(self, loss: Loss) -> None:
-        self.losses.append(loss)
 
     def witness(self, port: int) -> RasWitness:
         return RasWitness(

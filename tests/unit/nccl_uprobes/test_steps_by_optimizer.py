@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from long import examples
-from test_steps_found import MS, PAIR, STEP, Call, Processes, Sink, feed, numbers, operations
+from test_steps_found import MS, PAIR, STEP, Call, feed, numbers, operations, processes, steps_sink
 
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.steps.optimizer_steps import FOREACH, FUSED, LIST_ADD, OptimizerDetector
@@ -55,8 +55,8 @@ def records(calls: Calls, which: int = FUSED, pid: int = 1, at: int = 10**9) -> 
 
 
 def steps_of(seen: Records, size: int = 1000) -> list[dict[str, Any]]:
-    sink = Sink()
-    steps = Steps("n1", Processes(), sink)
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
     for start in range(0, len(seen), size):
         steps.observe_optimizer(seen[start : start + size], LATER)
     return sink.rows
@@ -140,8 +140,8 @@ def test_numbers_leave_room_for_steps_that_were_missed() -> None:
 
 
 def test_repeated_records_change_nothing() -> None:
-    sink = Sink()
-    steps = Steps("n1", Processes(), sink)
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
     seen = records(ONE * 40)
     for start in range(0, 40, 10):
         for _ in range(2):
@@ -151,8 +151,8 @@ def test_repeated_records_change_nothing() -> None:
 
 def with_optimizer(step: list[Call], repeats: int, runs_in: int, runs: int = 1 << 20) -> list[dict[str, Any]]:
     """``step`` with the optimizer after each ``runs_in`` of them, fed side by side; it is seen ``runs`` times."""
-    sink = Sink()
-    steps = Steps("n1", Processes(), sink)
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
     made = operations(step * repeats, pid=1)
     ends = [row["ts"] - PAIR.real_ns + MS // 2 for row in made[len(step) * runs_in - 1 :: len(step) * runs_in]]
     seen = records([(end - begin, 40) for begin, end in pairwise([0, *ends])], at=0)[:runs]
