@@ -54,15 +54,15 @@ def test_who_died_first_and_how(
     assert len(shown.splitlines()) == 1 + 3
 
 
-def test_a_kill_for_lack_of_memory_is_named(own_daemon: Daemon, ranks: Callable[..., Any]) -> None:
-    """Its own daemon: it shows all jobs that have ended."""
-    with memory_group(own_daemon.instance, 50 << 20) as group:
+def test_a_kill_for_lack_of_memory_is_named(daemon: Daemon, ranks: Callable[..., Any], port: int) -> None:
+    job = ("--job", f"n1/127.0.0.1:{port}")
+    with memory_group(f"{daemon.instance}-{port}", 50 << 20) as group:
         ranks(group).wait()
         said = "killed by SIGKILL (OOM), first to fail"
-        until(lambda: [r for r in own_daemon.json("ps", "--ended") if r["how"] == said], what="the end of rank 1")
-        (row,) = [row for row in own_daemon.json("ps", "--ended") if row["first"]]
+        until(lambda: [r for r in daemon.json("ps", "--ended", *job) if r["how"] == said], what="the end of rank 1")
+        (row,) = [row for row in daemon.json("ps", "--ended", *job) if row["first"]]
         assert (row["rank"], row["signal"], row["oom"]) == (1, 9, True)
-        kinds = [row["event"] for row in own_daemon.json("events") if row["rank"] == 1]
+        kinds = [row["event"] for row in daemon.json("events", *job) if row["rank"] == 1]
         assert kinds == ["start", "oom_kill", "exit"]
         until(lambda: not (group / "cgroup.procs").read_text(), what="an empty group")
 
