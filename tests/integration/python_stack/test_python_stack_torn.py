@@ -18,7 +18,7 @@ from python_stack_helpers import INTERPRETERS, PROGRAMS, dump, each_interpreter,
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
 SAMPLES = examples(10_000)
-# Stacks that may be wrong as the interpreter itself has them, beside one in a thousand: the gate has too few for a rate.
+# Stacks that may be wrong as the interpreter has them, beside one in a thousand: the gate has too few for a rate.
 FEW = 0 if LONG else 3
 # Where a thread begins, waits, and is forgotten: that may be called by a collection of garbage, from anywhere.
 LIBRARY = ("/threading.py", "/_weakrefset.py")
