@@ -37,7 +37,8 @@ class Host:
         self.figures = figures
         self.files_before = self.files()
         begun = time.monotonic()
-        guest.run("apt-get install -q -y /payload/old.deb")
+        # apt would hash the file for a minute first; the upgrade is its own.
+        guest.run("dpkg --install /payload/old.deb")
         figures["install, s"] = round(time.monotonic() - begun, 1)
         if guest.slowness > 1:
             self._relax_units()
