@@ -10,7 +10,7 @@ from typing import Any
 
 from e2e_support import JOBS, Daemon
 from ports import free_port
-from waiting import until
+from waiting import asking, until
 
 from probing.api.errors import NotFound
 from probing.client.cluster import Cluster
@@ -23,7 +23,7 @@ Launch = Callable[..., Any]
 
 def facts_of(daemon: Daemon, job: str) -> Facts | None:
     try:
-        with Cluster(daemon.target) as cluster:
+        with asking(), Cluster(daemon.target) as cluster:
             [(_, found)] = cluster.facts(job)
     except NotFound:
         return None
