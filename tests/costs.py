@@ -89,7 +89,7 @@ def _name_of(words: list[str]) -> str:
             return program
     if any(name.endswith(".py") and _imports_torch(word) for name, word in zip(names, words, strict=True)):
         return "torch"
-    return next((name for name in names if name.startswith(("python", "cc"))), names[0])
+    return next((name for name in names if name.startswith("python") or name == "cc"), names[0])
 
 
 @cache
