@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import threading
-from contextlib import redirect_stderr, redirect_stdout
+import unittest.mock
 
 from costs import spent
 from waiting import asking
@@ -20,9 +20,10 @@ _one_at_a_time = threading.Lock()
 
 
 def probingctl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command without a terminal; returns its exit code, stdout and stderr. Ctrl-C ends the tests, too."""
+    """Runs a command without terminal and input; returns exit code, stdout and stderr. Ctrl-C ends the tests, too."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    with spent("probingctl in the process"), asking(), _one_at_a_time, redirect_stdout(out), redirect_stderr(err):
+    streams = unittest.mock.patch.multiple("sys", stdin=io.StringIO(), stdout=out, stderr=err)
+    with spent("probingctl in the process"), asking(), _one_at_a_time, streams:
         code = main(list(arguments))
     if code == interrupt.CODE:
         raise KeyboardInterrupt
