@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon, end_process, start_process
+from e2e_support import JOBS, Daemon
 from ports import free_port
 from waiting import until
 
@@ -38,13 +38,10 @@ def rank_env(rank: int, port: int, size: int = 2) -> dict[str, str]:
     return env | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
-@pytest.fixture(scope="module")
-def working(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name at the shared daemon of a job of two ranks that works without end."""
-    job, ranks = start(start_process, tmp_path_factory.mktemp("working"))
-    yield job
-    for rank in ranks:
-        end_process(rank)
+@pytest.fixture
+def working(run_job: Launch, tmp_path: Path) -> str:
+    """The name of a job of two ranks that works, each on a CPU, until the test ends."""
+    return start(run_job, tmp_path)[0]
 
 
 def start(run_job: Launch, tmp_path: Path, *prefix: str) -> tuple[str, list[Any]]:
