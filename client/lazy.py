@@ -59,15 +59,14 @@ def taking(options: type[Any], function: Callable[[typer.Context, Any], None]) -
         function(context, options(**values))
 
     hints = get_type_hints(options, include_extras=True)
-    callback.__signature__ = Signature(
-        [  # type: ignore[attr-defined]
-            Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
-            *(
-                Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-                for f in fields(options)
-            ),
-        ]
-    )
+    parameters = [
+        Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        *(
+            Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+            for f in fields(options)
+        ),
+    ]
+    callback.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return callback
 
 
