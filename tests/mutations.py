@@ -64,7 +64,7 @@ MUTATIONS = (
         "federation/sql/reading.py",
         "        if self.rereads < 0:\n",
         "        if self.rereads < -(1 << 40):\n",
-        "tests/unit/query/test_query_gate.py",
+        "tests/unit/query/test_query_fuzz.py",
     ),
     Mutation(
         "a SQL worker that ended while it was idle gets the next query",
@@ -85,7 +85,7 @@ MUTATIONS = (
         "daemon/diagnose/lifecycle.py",
         '            row["stacks"] = one.row["stacks"]\n',
         "            pass\n",
-        "tests/unit/diagnose/test_watch.py",
+        "tests/unit/collector/test_lifecycle_events.py tests/unit/diagnose",
     ),
     Mutation(
         "a rank that waits for the buckets of DistributedDataParallel counts as busy elsewhere",
