@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -28,7 +29,15 @@ _STARTED = "started "
 # Programs of Python are told apart by a word in their arguments; the first that fits counts.
 _PROGRAMS = ("probingctl", "probingd", "torchrun", "cleanup")
 
-_nested: list[float] = []
+
+class _Blocks(threading.local):
+    """The seconds within each open block of ``spent`` that blocks in it have taken. Jobs of a corpus have threads."""
+
+    def __init__(self) -> None:
+        self.nested: list[float] = []
+
+
+_blocks = _Blocks()
 _seconds: Counter[str] = Counter()
 _started: Counter[str] = Counter()
 _cpu_before = 0.0
@@ -37,15 +46,15 @@ _cpu_before = 0.0
 @contextmanager
 def spent(part: str) -> Iterator[None]:
     """Adds the seconds of a block to those of ``part``, without the seconds of blocks within it."""
-    begun = time.monotonic()
-    _nested.append(0.0)
+    begun, nested = time.monotonic(), _blocks.nested
+    nested.append(0.0)
     try:
         yield
     finally:
         seconds = time.monotonic() - begun
-        _seconds[part] += seconds - _nested.pop()
-        if _nested:
-            _nested[-1] += seconds
+        _seconds[part] += seconds - nested.pop()
+        if nested:
+            nested[-1] += seconds
 
 
 def begin_test() -> None:

@@ -15,9 +15,10 @@ __all__ = ("DEADLINE_S", "asking", "until", "whole_lines")
 
 T = TypeVar("T")
 _asked_s = 0.0
-# A guest whose instructions QEMU translates needs more.
+# How long a wait rests after it asked, in times of what that took, and at most.
 _REST = 4.0
 _LONGEST_REST_S = 1.0
+# A guest whose instructions QEMU translates needs more.
 DEADLINE_S = float(os.environ.get("PROBINGD_TEST_DEADLINE_S", "60"))
 
 

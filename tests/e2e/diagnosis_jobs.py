@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,10 +12,9 @@ from pathlib import Path
 from typing import IO
 
 from cgroup_support import cpu_group, memory_group
-from e2e_support import BIN, JOBS, start_process
+from e2e_support import BIN, JOBS, kill_family, start_process
 from hostile import silent_fuse
 from ports import free_port
-from process_tree import family
 
 __all__ = ("FAULTS", "Ranks", "folder_of_job", "join_elastic", "place", "start_by_slurm")
 
@@ -67,9 +64,7 @@ class Ranks:
     def kill(self) -> None:
         """Kills all processes. ``wait`` waits for their ends, which a blocked file system can delay."""
         for process in self.processes:
-            for pid in family(process.pid) if process.poll() is None else ():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_family(process)
 
     def wait(self) -> list[int]:
         codes = []

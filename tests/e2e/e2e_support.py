@@ -164,11 +164,16 @@ def start_process(*argv: str | Path, env: dict[str, str] | None = None, **option
     )
 
 
-def end_process(process: subprocess.Popen[Any]) -> None:
-    """Kills a process and its descendants, and closes its pipes."""
+def kill_family(process: subprocess.Popen[Any]) -> None:
+    """Kills a process and its descendants, and does not wait for their ends."""
     for pid in family(process.pid) if process.poll() is None else ():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """Kills a process and its descendants, and closes its pipes."""
+    kill_family(process)
     process.wait()
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
