@@ -129,7 +129,7 @@ def test_a_log_that_lost_its_end_is_a_loss_of_as_many_records_as_the_ring_knows(
     machine.push(1, 2, 3, 5, 7, 11)
     machine.memory.consumer[0] = 5 * SLOT
     machine.log.positions = {
-        "collectives": {"boot_id": machine.clock.boot_id, "map_id": 7, "position": 2 * SLOT, "lost": 0}
+        "collectives": {"boot_id": machine.clock.boot_id, "map_id": 7, "position": 2 * SLOT, "lost": 3}
     }
     loop = machine.loop()
     loop.resume()
@@ -283,6 +283,28 @@ def test_a_flush_that_does_not_come_through_says_why(
     held.set()
     until(lambda: loop.flush() == "")
     assert machine.seen == list(range(7))
+
+
+def test_a_flush_does_not_wait_longer_for_a_log_that_hangs(machine: Machine, running: Callable[..., DrainLoop]) -> None:
+    entered, held = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        entered.set()
+        held.wait()
+
+    machine.log.append = hang  # type: ignore[method-assign]
+    machine.push(*range(7))
+    loop = running()
+    assert entered.wait(20)
+    said: list[str] = []
+    caller = threading.Thread(target=lambda: said.append(loop.flush(0.01)))
+    caller.start()
+    caller.join(20)
+    waits = caller.is_alive()
+    held.set()
+    caller.join()
+    assert not waits
+    assert said == ["the rings were not drained within 0.0 s, 112 bytes wait in them"]
 
 
 def test_a_flush_waits_for_records_whose_process_is_about_to_be_identified(

@@ -278,6 +278,16 @@ def test_a_stack_of_a_victim_that_comes_later_is_stored() -> None:
     assert scene.rows[1]["finding_id"] == scene.rows[0]["finding_id"]
 
 
+def test_a_look_that_got_no_stacks_keeps_those_of_an_earlier_look() -> None:
+    whole = finding("not_joined", 1, confidence=0.5)
+
+    def finds(now: float, _: bool) -> list[Finding]:
+        return [whole if now < 50 else replace(whole, confidence=0.9, stacks=())] if now > 30 else []
+
+    scene = Scene(Job(begins=10, stops=30, finds=finds)).run(150)
+    assert [(row["confidence"], "culprit" in row["stacks"]) for row in scene.rows] == [(0.5, True), (0.9, True)]
+
+
 def test_a_slow_job_holds_up_no_other() -> None:
     jobs = [Job("slow", begins=10, stops=20, takes=5.0), Job("quick", begins=10, stops=24, finds=hangs(24))]
     scene = Scene(*jobs).run(120)
