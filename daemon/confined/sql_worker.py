@@ -114,6 +114,8 @@ def _statement(channel: Channel, database: Database, sql: str, number: int, coun
     def tell(fraction: float) -> None:
         channel.send({"progress": fraction if fraction < 0 else (number + fraction) / count})
 
+    if database.needs_no_run(number):
+        return {"rows": 0}
     try:
         return {"rows": database.answer(sql, lambda data: channel.send({"part": "arrow"}, data), tell)}
     except ChannelClosed:

@@ -48,6 +48,7 @@ class _Request(NamedTuple):
     max_bytes: int
     cancelled: _Cancelled
     progress: bool
+    rows_only: bool
 
     @property
     def left(self) -> float:
@@ -156,9 +157,13 @@ class Engine:
         progress: bool = False,
         caller: Caller = NOBODY,
         resting: Callable[[], bool] = lambda: False,
+        rows_only: bool = False,
     ) -> Generator[Item, None, None]:
         """Yields for each statement in turn the pieces of an Arrow IPC stream and a StatementEnd, then an End; with
         ``progress`` a QueryProgress now and then before the first piece of a statement.
+
+        ``rows_only``: no statement has a row where its tables have none, and nobody wants to know its columns then: a
+        statement without any row to read is not run and has no pieces.
 
         ``timeout`` in seconds covers all of it, also the time in which the caller takes the pieces. ``max_bytes``
         bounds all pieces together; 0: no bound. While ``resting`` returns True, because the caller takes nothing, the
@@ -178,7 +183,7 @@ class Engine:
             cancelled=cancelled,
             caller=caller,
         )
-        request = _Request(found, started, deadline, max_bytes, cancelled, progress)
+        request = _Request(found, started, deadline, max_bytes, cancelled, progress, rows_only)
         if not request.runnable:
             yield from _all_failed(request)
             return
@@ -259,6 +264,7 @@ def _job(
         "max_bytes": request.max_bytes,
         "users": [user_table_to(table) for table in users.values()],
         "progress": request.progress,
+        "reads": [one.tables for one in request.runnable] if request.rows_only else None,
         "columns": None if whole else sorted({name for one in request.runnable for name in one.columns or ()}),
     }
     text = json.dumps(spec, separators=(",", ":")).encode()

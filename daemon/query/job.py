@@ -43,7 +43,7 @@ class Job:
     """A request of the engine: checked ``statements``, ``segments`` (paths) by stored table, the log's ``parts`` (path,
     length), ``live`` rows by table, ``max_bytes`` of all answers together (0: no bound), the tables of ``users`` among
     them, whether ``progress`` is wanted, and ``columns``: of the tables' columns only those of these names are used, of
-    None all."""
+    None all. ``reads``: the tables of each statement, if one that reads no row need not be run."""
 
     statements: list[str]
     segments: dict[str, list[str]]
@@ -53,6 +53,7 @@ class Job:
     users: dict[str, Table] = field(default_factory=dict)
     progress: bool = False
     columns: frozenset[str] | None = None
+    reads: list[frozenset[str]] | None = None
 
     @property
     def known(self) -> dict[str, Table]:
@@ -83,8 +84,11 @@ class Job:
         users = {table.name: table for table in map(user_table_from, spec.get("users", ()))}
         statements = [str(sql) for sql in spec["statements"]]
         columns = None if (named := spec.get("columns")) is None else frozenset(map(str, named))
+        reads = None if (read := spec.get("reads")) is None else [frozenset(map(str, names)) for names in read]
+        if reads is not None and len(reads) != len(statements):
+            raise ValueError("tables of other statements")
         progress = bool(spec.get("progress"))
-        return cls(statements, segments, parts, live, int(spec["max_bytes"]), users, progress, columns)
+        return cls(statements, segments, parts, live, int(spec["max_bytes"]), users, progress, columns, reads)
 
 
 @dataclass(slots=True)
@@ -118,12 +122,20 @@ class Database:
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._sent = 0
         self._tails = _read_tails(job, outcome)
+        segments = {name for name, paths in job.segments.items() if paths}
+        rows = (*self._tails.items(), *job.live.items())
+        self._filled = segments | {name for name, table in rows if table.num_rows}
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             names = (*self._job.segments, *self._job.live)
             self._instance.release(connection, {name.partition(".")[0] for name in names})
+
+    def needs_no_run(self, number: int) -> bool:
+        """Returns whether statement ``number`` of the job reads no row and need not be run then."""
+        reads = self._job.reads
+        return reads is not None and reads[number].isdisjoint(self._filled)
 
     def answer(self, sql: str, send: Callable[[memoryview], None], tell: Callable[[float], None] | None = None) -> int:
         """Sends the answer to ``sql`` through ``send``, without segments that cannot be read; returns its rows.
@@ -188,10 +200,11 @@ class Database:
         connection = self._instance.unlocked() if job.progress else self._instance.connect(folders)
         try:
             views = Views(connection, job.known)
-            for name, segments in job.segments.items():
-                views.stored(name, segments, self._tails.get(name), self._columns)
-            for name, rows in job.live.items():
-                views.live(name, rows)
+            names = self._names_of_views()
+            for name in names & job.segments.keys():
+                views.stored(name, job.segments[name], self._tails.get(name), self._columns)
+            for name in names & job.live.keys():
+                views.live(name, job.live[name])
             if job.progress:
                 connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
                 connection.execute("SET progress_bar_time = 0")
@@ -200,6 +213,13 @@ class Database:
             connection.close()
             raise
         return connection
+
+    def _names_of_views(self) -> set[str]:
+        """Returns the tables that the statements read which are run: a view takes as long as a small query."""
+        job = self._job
+        if job.reads is None:
+            return {*job.segments, *job.live}
+        return set().union(*(tables for tables in job.reads if not tables.isdisjoint(self._filled)))
 
 
 def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:

@@ -137,7 +137,8 @@ WITH sums AS (
   SELECT {_WHO}, ts > {_at(window.stalled)} AS recent, stack_id, on_cpu, sum(duration_ns) AS ns
   FROM python.samples WHERE {of_job} AND tid = pid AND ts > {since} GROUP BY {_WHO}, recent, stack_id, on_cpu
 ), top AS (
-  SELECT *, ns::DOUBLE / nullif(sum(ns) OVER (PARTITION BY {_WHO}, recent), 0) AS share FROM sums
+  SELECT {_WHO}, recent, stack_id, on_cpu, ns::DOUBLE / nullif(sum(ns) OVER (PARTITION BY {_WHO}, recent), 0) AS share
+  FROM sums
   QUALIFY row_number() OVER (PARTITION BY {_WHO}, recent ORDER BY ns DESC, stack_id, on_cpu) <= {_TOP}
 ), known AS (
   SELECT stack_id, any_value(frames[1:{_FRAMES}]) AS frames FROM python.stacks

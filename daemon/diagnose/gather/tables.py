@@ -24,7 +24,9 @@ Rows = Mapping[str, Sequence[Row]]
 class Queries(Protocol):
     """``query.engine.Engine``."""
 
-    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int) -> Iterable[Item]: ...
+    def run_all(
+        self, statements: Sequence[str], *, timeout: float, max_bytes: int, rows_only: bool
+    ) -> Iterable[Item]: ...
 
 
 class Collector(Protocol):
@@ -68,13 +70,18 @@ def live_rows(
 def query_rows(
     queries: Queries, statements: Mapping[str, str], deadline: float
 ) -> tuple[dict[str, list[Row]], list[Missing]]:
-    """Returns the rows of each statement by its name, and what could not be read; all are of one snapshot."""
+    """Returns the rows of each statement by its name, and what could not be read; all are of one snapshot.
+
+    No statement may have a row where its tables have none.
+    """
     found: dict[str, list[Row]] = {}
     missing = []
     names = list(statements)
     pieces: list[bytes] = []
     try:
-        for item in queries.run_all(list(statements.values()), timeout=seconds_left(deadline), max_bytes=MAX_BYTES):
+        for item in queries.run_all(
+            list(statements.values()), timeout=seconds_left(deadline), max_bytes=MAX_BYTES, rows_only=True
+        ):
             if isinstance(item, bytes):
                 pieces.append(item)
             elif isinstance(item, StatementEnd):
@@ -90,6 +97,8 @@ def query_rows(
 
 
 def _rows(stream: bytes) -> list[Row]:
+    if not stream:
+        return []
     try:
         with pa.ipc.open_stream(stream) as reader:
             return [row for batch in reader for row in _plain(batch).to_pylist()]

@@ -65,7 +65,7 @@ def test_without_findings_there_are_none(machine: Machine) -> None:
 
 
 class _Silent:
-    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int) -> Iterable[Item]:
+    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int, rows_only: bool) -> Iterable[Item]:
         raise PeerError("the collector does not answer")
 
 

@@ -306,10 +306,12 @@ def test_a_job_that_cannot_be_read_hides_no_other_one(machine: Machine) -> None:
     class Late:
         """The engine, whose time is over when it comes to the job that has ended."""
 
-        def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int) -> Iterable[Item]:
+        def run_all(
+            self, statements: Sequence[str], *, timeout: float, max_bytes: int, rows_only: bool
+        ) -> Iterable[Item]:
             if any("job = 'ended'" in sql for sql in statements):
                 raise QueryTimeout("the deadline has passed")
-            return machine.engine.run_all(statements, timeout=timeout, max_bytes=max_bytes)
+            return machine.engine.run_all(statements, timeout=timeout, max_bytes=max_bytes, rows_only=rows_only)
 
     set_live(machine, [process(0), process(1)])
     killed = {**process(0, job="ended", ts=NOW_NS - S), "event": "exit", "signal": 9}

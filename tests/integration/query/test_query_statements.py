@@ -52,6 +52,21 @@ def test_the_rows_are_those_of_single_requests(machine: Machine) -> None:
     assert machine.files.held == 0
 
 
+def test_a_statement_that_reads_no_row_is_not_run_where_only_rows_count(machine: Machine) -> None:
+    filled(machine)
+    names = {"comm.ops": 100, "comm.communicators": 0, "comm.inflight": 2, "process.events": 0}
+    joined = "comm.communicators AS c FULL JOIN comm.inflight AS i USING (rank)"
+    statements = [*(f"SELECT rank FROM {name}" for name in names), f"SELECT rank FROM {joined}", "SELECT 1 AS one"]
+    items = list(machine.engine.run_all(statements, timeout=60, max_bytes=0, rows_only=True))
+    ends = [item for item in items if isinstance(item, StatementEnd)]
+    assert [end.rows for end in ends] == [*names.values(), 2, 0]
+    # One stream each of those that were run.
+    assert sum(isinstance(item, bytes) for item in items) == 3
+    # And one of each without the promise.
+    items = list(machine.engine.run_all(statements, timeout=60, max_bytes=0))
+    assert sum(isinstance(item, bytes) for item in items) == len(statements)
+
+
 def test_now_is_the_same_in_all(machine: Machine) -> None:
     ticks = iter(range(NOW_NS, NOW_NS + 1000))
     engine = Engine(machine.files, machine.pool, machine.gate, now_ns=lambda: next(ticks))

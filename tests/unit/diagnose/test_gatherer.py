@@ -60,8 +60,8 @@ class Node:
 class Nothing:
     """The engine: it has stored no row."""
 
-    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int) -> Iterable[Item]:
-        del statements, timeout, max_bytes
+    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int, rows_only: bool) -> Iterable[Item]:
+        del statements, timeout, max_bytes, rows_only
         return []
 
 

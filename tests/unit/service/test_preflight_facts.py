@@ -95,7 +95,7 @@ class Tables:
         self.rows = rows
         self.fail = fail
 
-    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int) -> Iterator[Item]:
+    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int, rows_only: bool) -> Iterator[Item]:
         for index, sql in enumerate(statements):
             table = next(
                 word for word in sql.split() if "." in word and word.split(".")[0] in ("gpu", "rdma", "host", "process")
