@@ -99,13 +99,13 @@ promtool: | deps ## what checks the page of /metrics, for the tests
 TIMES = .build/test-times
 PYTEST = $(HOST) $(PYTHON) -m pytest $(if $(CI),--cache-clear) --junitxml=$(TIMES)/$(1).xml
 AGAIN = $(if $(CI),|| $(PYTHON) tests/run_again.py)
-# Unit tests share nothing of the machine and run in two processes, as do integration tests of these folders; the others
-# run one at a time.
-APART = $(addprefix tests/integration/,client python_stack query service store test_install_host.py)
+# Unit tests run in two processes. Integration tests wait for much, and run in three, but for those that measure what the
+# kernel does to their processes. Tests with probes see each other's processes, and run one at a time.
+ALONE = $(addprefix tests/integration/,gpu_kit processes/test_condition_activity.py processes/test_condition_live.py)
 ifeq ($(TESTS),)
 RUNS = { $(call PYTEST,unit) -n 2 --dist worksteal tests/unit $(AGAIN); } && \
-	{ $(call PYTEST,apart) -n 2 --dist loadfile $(APART) $(AGAIN); } && \
-	{ $(call PYTEST,alone) --ignore=tests/unit $(addprefix --ignore=,$(APART)) $(AGAIN); }
+	{ $(call PYTEST,integration) -n 3 --dist loadfile tests/integration $(addprefix --ignore=,$(ALONE)) $(AGAIN); } && \
+	{ $(call PYTEST,alone) $(ALONE) tests/kernel tests/e2e $(AGAIN); }
 else
 RUNS = $(call PYTEST,some) $(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS) $(AGAIN)
 endif

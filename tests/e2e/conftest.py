@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from double_jobs import Job
 from doubles.doubles import Doubles, build
-from e2e_support import BIN, EXAMPLE, Daemon, directory_for_daemons, end_process, remove, start_process
+from e2e_support import BIN, EXAMPLE, Daemon, directory_for_daemons, end_process, remove, start_process, start_ranks
 from ports import free_port
 
 # How much of a log a failed test shows, bytes.
@@ -55,8 +56,13 @@ def make_daemon(base: Path) -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture(scope="session")
 def shared_daemon(session_base: Path) -> Iterator[Daemon]:
-    """The daemon of all tests that only ask, or that change settings of their own job."""
-    daemon = Daemon(session_base, "n1", instance="shared")
+    """The daemon of all tests that only ask, or that change settings of their own job. It also listens on TCP."""
+    token = session_base / "token"
+    token.write_text("0123456789abcdef-e2e")
+    token.chmod(0o600)
+    shutil.chown(token, "probing-service")
+    listen = ("--listen", f"127.0.0.1:{free_port()}", "--token-file", str(token))
+    daemon = Daemon(session_base, "n1", *listen, instance="shared")
     daemon.start()
     yield daemon
     remove(daemon)
@@ -74,14 +80,20 @@ def own_daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.fixture(scope="session")
-def training(session_base: Path) -> Iterator[str]:
+def training_log(session_base: Path) -> Path:
+    """What ``training`` prints: the loss of each step."""
+    return session_base / "training.log"
+
+
+@pytest.fixture(scope="session")
+def training(training_log: Path) -> Iterator[str]:
     """The name at the shared daemon of a job of two ranks that trains without end, EXAMPLE."""
     port = free_port()
-    with (session_base / "training.log").open("ab") as log:
+    with training_log.open("ab") as log:
         job = start_process(
             BIN / "torchrun",
             *("--nproc-per-node", "2", "--master-port", str(port)),
-            *(EXAMPLE, "--steps", "1000000", "--delay-ms", "20"),
+            *(EXAMPLE, "--steps", "1000000", "--delay-ms", "20", "--report-every", "1"),
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -110,11 +122,22 @@ def run_job(processes: list[subprocess.Popen[Any]]) -> Callable[..., subprocess.
 
 
 @pytest.fixture
+def ranks_job(processes: list[subprocess.Popen[Any]], tmp_path: Path) -> Callable[..., subprocess.Popen[Any]]:
+    """Starts a script on two ranks, as ``start_ranks``; their output goes to ``job.log`` in ``tmp_path``."""
+
+    def run(*script: object, port: int | None = None) -> subprocess.Popen[Any]:
+        processes.append(start_ranks(tmp_path / "job.log", *script, port=port))
+        return processes[-1]
+
+    return run
+
+
+@pytest.fixture
 def torchrun_job(run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path) -> Callable[..., subprocess.Popen[Any]]:
-    """A script under torchrun with two ranks; its output goes to ``torchrun.log`` in ``tmp_path``."""
+    """A script under torchrun with two ranks; its output goes to ``job.log`` in ``tmp_path``."""
 
     def run(*script: object, ranks: int = 2, port: int | None = None) -> subprocess.Popen[Any]:
-        with (tmp_path / "torchrun.log").open("ab") as log:
+        with (tmp_path / "job.log").open("ab") as log:
             return run_job(
                 BIN / "torchrun",
                 "--nproc-per-node",
@@ -133,20 +156,6 @@ def torchrun_job(run_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path) 
 def torchrun(torchrun_job: Callable[..., subprocess.Popen[Any]]) -> Callable[..., subprocess.Popen[Any]]:
     """The example job under torchrun with two ranks."""
     return lambda *script_args, **options: torchrun_job(EXAMPLE, *script_args, **options)
-
-
-@pytest.fixture
-def train(torchrun: Callable[..., subprocess.Popen[Any]], tmp_path: Path) -> Callable[..., None]:
-    """Runs the example job for so many steps, to its end.
-
-    Not to its exit code: torch 2.13 can abort at exit, after the last line, when a thread of gloo still frees a tensor.
-    """
-
-    def run(steps: int, **options: Any) -> None:
-        torchrun("--steps", str(steps), **options).wait(60)
-        assert f"trained {steps} steps on 2 ranks" in (tmp_path / "torchrun.log").read_text()
-
-    return run
 
 
 @pytest.fixture(scope="module")

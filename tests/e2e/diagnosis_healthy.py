@@ -47,8 +47,8 @@ HEALTHY = (
     Healthy("an elastic restart", "plain", again=True, restarts=_elastic),
     Healthy("a requeued job", "plain", again=True, restarts=start_by_slurm),
 )
-# The gate takes a pause of all ranks, a pause of one, and the end of one after the other.
-IN_GATE = tuple(job for job in HEALTHY if job.case in ("evaluation", "checkpoint", "ends"))
+# The gate takes a pause of all ranks, and the end of one after the other.
+IN_GATE = tuple(job for job in HEALTHY if job.case in ("evaluation", "ends"))
 
 
 class HealthyJobs:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from client_in_process import probingctl
 from costs import spent
+from ports import free_port
 from process_tree import arguments, family
 from waiting import DEADLINE_S, asking
 
@@ -162,6 +163,15 @@ def start_process(*argv: str | Path, env: dict[str, str] | None = None, **option
         start_new_session=True,
         **options,
     )
+
+
+def start_ranks(log: Path, *script: object, port: int | None = None) -> subprocess.Popen[Any]:
+    """Starts a script on two ranks, in half of torchrun's time, and returns their parent, which ends after them."""
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+    each = 'for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank "$@" & done; wait'
+    with log.open("ab") as file:
+        words = ("sh", "-c", each, "sh", sys.executable, "-u", *map(str, script))
+        return start_process(*words, env=env, stdout=file, stderr=subprocess.STDOUT)
 
 
 def kill_family(process: subprocess.Popen[Any]) -> None:

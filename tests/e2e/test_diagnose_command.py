@@ -18,13 +18,13 @@ STEPS = 13
 
 
 def test_a_hang_in_each_command_and_after_it_is_gone(
-    make_daemon: Callable[..., Daemon], torchrun_job: Callable[..., Any], tmp_path: Path
+    make_daemon: Callable[..., Daemon], ranks_job: Callable[..., Any], tmp_path: Path
 ) -> None:
     daemon = make_daemon()
     daemon.config.write_text(f'instance = "{daemon.instance}"\n[diagnose]\nstall_s = 2\n')
     daemon.start()
     port = free_port()
-    process = torchrun_job(JOBS / "stops.py", STEPS, "sleep", port=port)
+    process = ranks_job(JOBS / "stops.py", STEPS, "sleep", port=port)
     job = ("--job", str(port))
     line = until(
         lambda: [line for line in daemon.ctl("ps").stdout.splitlines() if f":{port}: DIAGNOSIS at " in line],
@@ -60,8 +60,12 @@ def test_a_hang_in_each_command_and_after_it_is_gone(
 
 
 def test_the_shares_of_a_job_that_trains(daemon: Daemon, training: str) -> None:
-    (job,) = until(lambda: [own for own in daemon.json("balance") if own["job"] == training], what="steps")
-    assert [rank["rank"] for rank in job["ranks"]] == [0, 1]
+    def balance() -> dict[str, Any] | None:
+        """Returns the shares, once they are there for both ranks."""
+        jobs = [own for own in daemon.json("balance") if own["job"] == training]
+        return next((own for own in jobs if [rank["rank"] for rank in own["ranks"]] == [0, 1]), None)
+
+    job = until(balance, what="steps of both ranks")
     for rank in job["ranks"]:
         parts = [rank[name] for name in ("compute", "communication", "wait", "io")]
         assert all(part is None or 0 <= part <= 1 for part in parts)

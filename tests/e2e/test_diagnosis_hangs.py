@@ -22,20 +22,23 @@ from diagnosis_corpus import (
 )
 from diagnosis_faults import HANGS, IN_GATE, LATE
 from e2e_support import Daemon, remove
+from long import LONG, long
 
 CASES = {case.name: case for case in HANGS}
+# Their jobs hang on for the daemon that comes late.
+KEPT = LATE if LONG else ("stopped", "lock")
 
 
 @pytest.fixture(scope="module")
 def corpus(module_base: Path, request: pytest.FixtureRequest) -> Iterator[Corpus]:
-    with corpus_beside(Daemon(module_base, "n1"), selected(HANGS, request), 3, keep=LATE) as corpus:
+    with corpus_beside(Daemon(module_base, "n1"), selected(HANGS, request), 3, keep=KEPT) as corpus:
         yield corpus
 
 
 @pytest.fixture(scope="module")
 def late_daemon(module_base: Path, corpus: Corpus) -> Iterator[Daemon]:
-    """A daemon that starts when the jobs of LATE hang already."""
-    for name in LATE:
+    """A daemon that starts when the jobs of KEPT hang already."""
+    for name in KEPT:
         corpus.outcome(CASES[name])
     daemon = watching(Daemon(module_base, "n2")).start()
     yield daemon
@@ -47,11 +50,12 @@ def test_the_culprit_of_a_hang(corpus: Corpus, case: Case) -> None:
     check(case, corpus.outcome(case))
 
 
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("name", KEPT)
 def test_a_daemon_that_comes_late_names_the_culprit(corpus: Corpus, late_daemon: Daemon, name: str) -> None:
     check(CASES[name], observe(late_daemon, CASES[name], corpus.kept[name]))
 
 
+@long
 def test_a_daemon_that_restarts_during_the_stall_names_the_culprit(make_daemon: Callable[..., Daemon]) -> None:
     daemon, case = watching(make_daemon("n3")).start(), CASES["lock"]
     with contextlib.ExitStack() as stack:

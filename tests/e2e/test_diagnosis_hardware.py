@@ -83,6 +83,7 @@ def heat(double: NvmlDouble, number: int) -> Iterator[None]:
         thread.join()
 
 
+@long
 def test_a_throttled_gpu_is_why_a_rank_is_slow(daemon: Daemon, double: NvmlDouble) -> None:
     with job(daemon, double, "bigger_batch") as ranks, heat(double, 1):
         ranks.go()

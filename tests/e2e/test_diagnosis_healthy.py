@@ -10,8 +10,8 @@ from diagnosis_healthy import HEALTHY, IN_GATE, HealthyJobs, complaints
 from e2e_support import Daemon
 from long import LONG
 
-SECONDS = 45 if LONG else 15
-LONG_S = 6.0
+SECONDS = 45 if LONG else 10
+LONG_S = 6.0 if LONG else 3.5
 JOBS = HEALTHY if LONG else IN_GATE
 
 

@@ -16,6 +16,7 @@ from double_jobs import SIZE, Job, ready
 from doubles.doubles import DoubleJob, Doubles
 from doubles.ras_listener import RasListener
 from e2e_support import JOBS, Daemon, remove
+from long import long
 from ports import free_port
 from waiting import until
 
@@ -154,6 +155,7 @@ def test_an_asynchronous_error_names_the_rank_that_had_it_first(watching: Daemon
     assert "ncclSystemError" in answer["sentence"]
 
 
+@long
 def test_an_abort_names_the_rank_that_did_not_join(watching: Daemon, job: Job) -> None:
     job.ranks.do("do 1 all_gather 7 7", [0, 1])
     job.ranks.do("abort world", [0, 1])
@@ -172,6 +174,7 @@ def report(job: Job, launched: list[int]) -> bytes:
     return json.dumps({"nccl_version": "2.28.9", "communicators": [comm], "ras": {"collection_time_sec": 0.1}}).encode()
 
 
+@long
 @pytest.mark.parametrize(("launched", "says"), [([1, 1, 0], "agrees"), ([1, 1, 1], "contradicts")])
 def test_ras_agrees_or_contradicts(watching: Daemon, job: Job, ras_port: int, launched: list[int], says: str) -> None:
     job.ranks.do("do 1 all_gather 7 7", [0, 1])
@@ -199,6 +202,7 @@ def write_dump(path: Path, last: int, state: str) -> None:
     path.write_bytes(pickle.dumps({"version": "2.10", "entries": entries}, protocol=2))
 
 
+@long
 def test_dumps_of_the_flight_recorder_agree(watching: Daemon, job: Job, tmp_path: Path) -> None:
     job.ranks.do("do 1 all_gather 7 7", [0, 1])
     alone = found(watching, job.name, is_verdict("not_joined"))

@@ -14,6 +14,7 @@ from diagnosis_corpus import watching
 from diagnosis_jobs import Ranks, folder_of_job
 from e2e_support import Daemon
 from infiniband import make_port, write
+from long import long
 from network_namespaces import Pair, may_make_namespaces, namespaces
 from waiting import until
 
@@ -43,6 +44,7 @@ def found(daemon: Daemon, verdict: str) -> dict[str, Any] | None:
     return next(iter(daemon.query(sql)), None)
 
 
+@long
 @pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces cannot be made here")
 def test_the_rank_whose_path_loses_packets_is_named(make_daemon: Callable[..., Daemon]) -> None:
     with namespaces() as pair:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from doubles.doubles import Doubles, build
 from e2e_support import Daemon
+from long import long
 from waiting import until
 
 # What maps the libraries, in their order, and stays until its input ends.
@@ -79,6 +80,7 @@ def test_after_the_last_process(own_daemon: Daemon, doubles: Doubles, disk: Path
     assert own_daemon.json("status")["state"] == "running"
 
 
+@long
 def test_a_child_that_was_forked_keeps_the_probes(
     own_daemon: Daemon, doubles: Doubles, disk: Path, use: Callable[..., User], run_job: Callable[..., User]
 ) -> None:

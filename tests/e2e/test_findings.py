@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon
+from e2e_support import JOBS, Daemon, kill_family
 from long import long
 from ports import free_port
 from waiting import until
@@ -28,10 +28,10 @@ def port() -> int:
 
 
 @pytest.fixture
-def stalling(torchrun_job: TorchRun, tmp_path: Path, port: int) -> Callable[[], tuple[subprocess.Popen[Any], Path]]:
+def stalling(ranks_job: TorchRun, tmp_path: Path, port: int) -> Callable[[], tuple[subprocess.Popen[Any], Path]]:
     """Starts a job whose last rank sleeps for ever once the returned file is there."""
     gate = tmp_path / "go"
-    return lambda: (torchrun_job(JOBS / "stops.py", 100, "sleep", gate, port=port), gate)
+    return lambda: (ranks_job(JOBS / "stops.py", 100, "sleep", gate, port=port), gate)
 
 
 def hook_into(base: Path) -> tuple[str, Path]:
@@ -83,7 +83,7 @@ def test_a_stall_is_named_once_and_closed_with_the_job(
     until(lambda: pid not in daemon.children().get(_SERVICE, [pid]), what="the next service")
     until(lambda: daemon.ctl("status", check=None).returncode == 0, what=lambda: f"the service: {daemon.tail()}")
     until(lambda: len(rows(daemon, port, "open")) > before, what=lambda: f"the finding again: {daemon.tail()}")
-    job.terminate()
+    kill_family(job)
     closed = until(lambda: rows(daemon, port, "closed"), what="the end of the finding")[0]
     same = ("finding_id", "opened", "verdict", "ranks")
     assert {name: closed[name] for name in same} == {name: found[name] for name in same}
@@ -99,7 +99,7 @@ def test_a_daemon_that_comes_late_names_the_rank(
     tmp_path: Path,
 ) -> None:
     stalling()[1].touch()
-    log = tmp_path / "torchrun.log"
+    log = tmp_path / "job.log"
     until(lambda: log.exists() and log.read_text().count("waits") == 2, what="ranks that wait")
     daemon = make_daemon("n1").start()
     found = opened(daemon, port)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from e2e_support import Daemon
+from long import long_unless
 from ports import free_port
 from waiting import until
 
@@ -43,21 +45,21 @@ def job_of(run_job: Callable[..., subprocess.Popen[Any]], place: Path, then: str
     return run_job(sys.executable, "-c", JOB, then, env=environment, umask=0o077), port
 
 
-def test_dumps_of_jobs_that_wait_and_that_abort_become_rows(
-    daemon: Daemon, tmp_path: Path, run_job: Callable[..., subprocess.Popen[Any]]
+@pytest.mark.parametrize("then", [long_unless(False, "wait"), "abort"])
+def test_the_dump_of_a_job_becomes_rows(
+    daemon: Daemon, tmp_path: Path, run_job: Callable[..., subprocess.Popen[Any]], then: str
 ) -> None:
-    for then in ("wait", "abort"):
-        job, port = job_of(run_job, tmp_path / then, then)
-        rows = until(lambda pid=job.pid: daemon.query(ROWS.format(pid)), what=f"the dump of a job that will {then}")
-        assert rows == [
-            {
-                "job": f"n1/127.0.0.1:{port}",
-                "pid": job.pid,
-                "rank": 0,
-                "world_size": 1,
-                "profiling_name": "gloo:all_reduce",
-                "input_sizes": "[[7]]",
-                "top_frame": rows[0]["top_frame"],
-            }
-        ]
-        assert rows[0]["top_frame"].endswith(" all_reduce")
+    job, port = job_of(run_job, tmp_path / then, then)
+    rows = until(lambda: daemon.query(ROWS.format(job.pid)), what=f"the dump of a job that will {then}")
+    assert rows == [
+        {
+            "job": f"n1/127.0.0.1:{port}",
+            "pid": job.pid,
+            "rank": 0,
+            "world_size": 1,
+            "profiling_name": "gloo:all_reduce",
+            "input_sizes": "[[7]]",
+            "top_frame": rows[0]["top_frame"],
+        }
+    ]
+    assert rows[0]["top_frame"].endswith(" all_reduce")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import BIN, EXAMPLE, PATIENCE, Daemon, end_process, remove, start_process
+from e2e_support import BIN, PATIENCE, Daemon
 from ports import free_port
 from waiting import until
 
@@ -33,50 +32,12 @@ sys.stdin.read()
 
 
 class Founding:
-    """A daemon that also listens on TCP, and the example job under it."""
+    """The shared daemon, which listens on TCP too, and the example job that it watches."""
 
-    def __init__(self, base: Path) -> None:
-        self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        self.token_file = base / "token"
-        self.token_file.write_text("0123456789abcdef-e2e")
-        self.token_file.chmod(0o600)
-        shutil.chown(self.token_file, "probing-service")
-        self.daemon = Daemon(base, "node1", "--listen", self.address, "--token-file", str(self.token_file))
-        self.log = base / "job.log"
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.master = free_port()
-
-    def start(self) -> None:
-        self.daemon.start()
-        with self.log.open("wb") as log:
-            self.run(
-                BIN / "torchrun",
-                "--nproc-per-node",
-                "2",
-                "--master-port",
-                str(self.master),
-                EXAMPLE,
-                "--steps",
-                "1000000",
-                "--delay-ms",
-                "20",
-                "--report-every",
-                "1",
-                log=log,
-            )
-
-    def watch(self) -> None:
-        self.rows_of("train.steps", "rank = 0")
-        self.daemon.ctl("vars", "--job", self.job, "--watch", "--interval", "100ms", "step", "loss")
-
-    def run(self, *argv: str | Path, log: Any = subprocess.DEVNULL, env: dict[str, str] | None = None) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
-        self.processes.append(start_process(*argv, env=env, **pipes))
-
-    @property
-    def job(self) -> str:
-        return f"node1/127.0.0.1:{self.master}"
+    def __init__(self, daemon: Daemon, job: str, log: Path) -> None:
+        words = dict(zip(daemon.extra[::2], daemon.extra[1::2], strict=True))
+        self.daemon, self.job, self.log = daemon, job, log
+        self.address, self.token_file = words["--listen"], words["--token-file"]
 
     def ctl_rows(self, *words: str) -> list[dict[str, Any]]:
         rows = self.daemon.json(*words)
@@ -95,21 +56,14 @@ class Founding:
         found = re.findall(r"^step (\d+) loss ([\d.]+)$", self.log.read_text(), re.MULTILINE)
         return {int(step): float(loss) for step, loss in found}
 
-    def close(self) -> None:
-        for process in self.processes:
-            end_process(process)
-        remove(self.daemon)
-
 
 @pytest.fixture(scope="module")
-def founding(module_base: Path) -> Iterator[Founding]:
-    made = Founding(module_base)
-    try:
-        made.start()
-        made.watch()
-        yield made
-    finally:
-        made.close()
+def founding(shared_daemon: Daemon, training: str, training_log: Path) -> Iterator[Founding]:
+    made = Founding(shared_daemon, training, training_log)
+    made.rows_of("train.steps", "rank = 0")
+    shared_daemon.ctl("vars", "--job", training, "--watch", "--interval", "100ms", "step", "loss")
+    yield made
+    shared_daemon.ctl("vars", "--job", training, "--unwatch")
 
 
 def ranks_of(rows: list[dict[str, Any]]) -> list[int]:
@@ -151,7 +105,7 @@ def test_3_training_metrics(founding: Founding) -> None:
     rows = founding.ctl_rows(
         "cluster", "query", "SELECT node, rank, step, loss FROM python.training_metrics ORDER BY step"
     )
-    assert {row["node"] for row in rows} == {"node1"}
+    assert {row["node"] for row in rows} == {"n1"}
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
     known = founding.reported()
     own = founding.rows_of("python.training_metrics", "rank = 0 AND loss IS NOT NULL", "step, loss")
@@ -219,12 +173,12 @@ def test_7_rdma(founding: Founding) -> None:
         assert done.stdout == "no RDMA devices on this node\n"
 
 
-def test_8_deadlock(founding: Founding) -> None:
+def test_8_deadlock(founding: Founding, run_job: Callable[..., subprocess.Popen[Any]]) -> None:
     port = free_port()
     for rank in range(2):
         env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        founding.run(sys.executable, "-c", HANGS, env=env)
+        run_job(sys.executable, "-c", HANGS, env=env, stdin=subprocess.PIPE)
     waits = f"SELECT DISTINCT rank FROM python.backtrace WHERE job LIKE '%:{port}' AND func LIKE '%allreduce%'"
     assert until(lambda: founding.daemon.rows(waits), what="who waits") == [{"rank": 0}]
     sql = "SELECT func, file, lineno FROM python.backtrace WHERE func LIKE '%collective%' OR func LIKE '%allreduce%'"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from double_jobs import Job, check, ready
 from e2e_support import Daemon, remove
-from long import long
+from long import long, long_unless
 from process_tree import arguments, family
 from waiting import until
 
@@ -40,7 +40,7 @@ def finish(daemon: Daemon, job: Job) -> None:
     check(job.wait_for_operations(daemon, len(calls), f"comm = '{world}'"), calls)
 
 
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("kind", [long_unless(kind == "collector", kind) for kind in MODULES])
 def test_a_stopped_process_is_replaced(
     make_daemon: Callable[..., Daemon], start_job: Callable[[], Job], kind: str
 ) -> None:

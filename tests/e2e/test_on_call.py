@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cgroup_support import memory_group
 from e2e_support import JOBS, Daemon
-from long import long
+from long import long, long_unless
 from ports import free_port
 from waiting import until
 
@@ -23,19 +23,25 @@ def port() -> int:
 
 
 @pytest.fixture
-def ranks(torchrun_job: Callable[..., Any], port: int) -> Callable[..., Any]:
+def ranks(ranks_job: Callable[..., Any], port: int) -> Callable[..., Any]:
     """Two ranks; the second stops: ``ranks("kill")``, with the arguments of tests/jobs/stops.py."""
-    return lambda *how: torchrun_job(JOBS / "stops.py", STEPS, *how, port=port)
+    return lambda *how: ranks_job(JOBS / "stops.py", STEPS, *how, port=port)
 
 
 @pytest.mark.parametrize(
     ("how", "signal", "code", "words"),
-    [("kill", 9, None, "killed by SIGKILL"), ("exit", None, 3, "exited with code 3")],
+    [("kill", 9, None, "killed by SIGKILL"), long_unless(False, "exit", None, 3, "exited with code 3")],
 )
 def test_who_died_first_and_how(
-    daemon: Daemon, ranks: Callable[..., Any], port: int, how: str, signal: int | None, code: int | None, words: str
+    daemon: Daemon,
+    torchrun_job: Callable[..., Any],
+    port: int,
+    how: str,
+    signal: int | None,
+    code: int | None,
+    words: str,
 ) -> None:
-    ranks(how).wait()
+    torchrun_job(JOBS / "stops.py", STEPS, how, port=port).wait()
     job = f"n1/127.0.0.1:{port}"
 
     def ended() -> list[dict[str, Any]]:
@@ -52,6 +58,10 @@ def test_who_died_first_and_how(
     shown = daemon.ctl("ps", "--ended", "--job", job).stdout
     assert f"{words}, first to fail" in shown
     assert len(shown.splitlines()) == 1 + 3
+    for command in (["nccl"], ["top", "--once"]):
+        shown = daemon.ctl(*command, "--job", job).stdout
+        assert f"FAILED FIRST: rank 1 (pid {first['pid']} on n1) " in shown
+        assert "\n  ENDED " in shown
 
 
 def test_a_kill_for_lack_of_memory_is_named(daemon: Daemon, ranks: Callable[..., Any], port: int) -> None:
@@ -71,7 +81,7 @@ def test_a_hang_from_before_the_daemon_is_named(
     make_daemon: Callable[..., Daemon], ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
     ranks("sleep")
-    log = tmp_path / "torchrun.log"
+    log = tmp_path / "job.log"
     until(lambda: log.read_text().count("waits") == 2, what="both ranks at the hang")
     daemon = make_daemon().start()
     rows = silent_ranks(daemon)
@@ -95,7 +105,7 @@ def test_a_hang_that_began_while_no_daemon_ran_is_named(
     until(lambda: daemon.query(seen)[0]["n"] == 2 * STEPS, what="the operations before")
     daemon.stop()
     go_on.touch()
-    log = tmp_path / "torchrun.log"
+    log = tmp_path / "job.log"
     until(lambda: log.read_text().count("waits") == 2, what="both ranks at the hang")
     daemon.start()
     rows = silent_ranks(daemon)
@@ -113,20 +123,6 @@ def silent_ranks(daemon: Daemon) -> dict[int, dict[str, Any]]:
 
     rows: dict[int, dict[str, Any]] = until(found, what="both ranks")
     return rows
-
-
-def test_a_dead_job_in_nccl_and_top(daemon: Daemon, ranks: Callable[..., Any], port: int) -> None:
-    ranks("kill").wait()
-    job = ("--job", f"n1/127.0.0.1:{port}")
-    first = until(
-        lambda: [own["first_failure"] for own in daemon.json("nccl", *job) if own["first_failure"]],
-        what="who failed first",
-    )[0]
-    assert (first["rank"], first["signal"]) == (1, 9)
-    for command in (["nccl"], ["top", "--once"]):
-        shown = daemon.ctl(*command, *job).stdout
-        assert f"FAILED FIRST: rank 1 (pid {first['pid']} on n1) was killed by SIGKILL at " in shown
-        assert "\n  ENDED " in shown
 
 
 def test_a_pause_says_since_when_and_by_what(own_daemon: Daemon) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 from e2e_support import JOBS, Daemon
-from long import LONG, long
+from long import long
 from ports import free_port
 from waiting import until, whole_lines
 
 FIELDS = ("rank", "comm", "seq", "op", "bytes", "dtype", "async_op")
 Key = tuple[Any, ...]
-KILLS = 23 if LONG else 5
+KILLS = 23
 
 
 class DirectJob:
@@ -171,6 +171,7 @@ def test_a_torch_never_seen_before(
     assert_equal(daemon, job, job.calls())
 
 
+@long
 @pytest.mark.timeout(400)
 def test_kills_of_the_collector(own_daemon: Daemon, run_job: Any, tmp_path: Path) -> None:
     """Under load that never pauses, with operations in flight at each kill, of the test's own daemon."""

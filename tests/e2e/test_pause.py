@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e_support import Daemon
+from e2e_support import EXAMPLE, Daemon
 from ports import free_port
 from waiting import until
 
@@ -26,11 +26,11 @@ def grows(daemon: Daemon, port: int) -> bool:
     return True
 
 
-def test_pause_and_resume(own_daemon: Daemon, torchrun: Callable[..., Any], tmp_path: Path) -> None:
+def test_pause_and_resume(own_daemon: Daemon, ranks_job: Callable[..., Any], tmp_path: Path) -> None:
     port = free_port()
-    torchrun("--steps", "1000000", "--delay-ms", "2", "--report-every", "10", port=port)
+    ranks_job(EXAMPLE, "--steps", "1000000", "--delay-ms", "2", "--report-every", "10", port=port)
     until(lambda: operations(own_daemon, port), what="operations")
-    log = tmp_path / "torchrun.log"
+    log = tmp_path / "job.log"
 
     def steps() -> int:
         return log.read_text().count("step ")

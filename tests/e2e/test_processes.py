@@ -31,7 +31,7 @@ def test_job_first_daemon_second(make_daemon: Callable[..., Daemon], torchrun: L
     # GIVEN a job that trains already
     port = free_port()
     job = torchrun("--steps", "1000000", "--delay-ms", "5", port=port)
-    until(lambda: "step" in (tmp_path / "torchrun.log").read_text(), what="the first step")
+    until(lambda: "step" in (tmp_path / "job.log").read_text(), what="the first step")
     # WHEN the daemon comes second
     daemon = make_daemon().start()
     # THEN ps is complete within 3 s
@@ -96,7 +96,7 @@ def test_exit_is_an_event(daemon: Daemon, torchrun: Launch, tmp_path: Path) -> N
     job = torchrun("--steps", "7", port=port)
     # Torch can abort in a rank at exit; the launcher then ends the other one.
     aborted = job.wait(60) != 0
-    assert aborted == ("terminate called" in (tmp_path / "torchrun.log").read_text())
+    assert aborted == ("terminate called" in (tmp_path / "job.log").read_text())
     of_ranks = f"event = 'exit' AND role = 'trainer' AND job = 'n1/127.0.0.1:{port}'"
     events = until(
         lambda: (

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import Daemon
+from e2e_support import EXAMPLE, Daemon, end_process, start_ranks
 from waiting import until
 
 CAPABILITIES = {"bpf": 39, "perfmon": 38, "sys_ptrace": 19, "dac_read_search": 2, "syslog": 34}
@@ -68,10 +68,17 @@ def test_each_process_has_its_rights_and_no_more(daemon: Daemon) -> None:
     assert len({service, worker, rights(children["probing.daemon.collector"][0])[0]}) == 3
 
 
-def test_stop_leaves_nothing(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[Any]]:
+    """Two ranks that train until the last of these tests ends."""
+    started = start_ranks(tmp_path_factory.mktemp("job") / "job.log", EXAMPLE, "--steps", "1000000", "--delay-ms", "2")
+    yield started
+    end_process(started)
+
+
+def test_stop_leaves_nothing(make_daemon: Callable[..., Daemon], job: subprocess.Popen[Any]) -> None:
     before = bpf_objects()
     daemon = make_daemon().start()
-    job = torchrun("--steps", "1000000", "--delay-ms", "20")
     until(lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
     assert pins(daemon)
     assert daemon.stop() == 0
@@ -82,11 +89,9 @@ def test_stop_leaves_nothing(make_daemon: Callable[..., Daemon], torchrun: Calla
     assert not daemon.socket.exists()
 
 
-def test_restart_keeps_the_pins_and_every_operation(
-    make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]
-) -> None:
+@pytest.mark.usefixtures("job")
+def test_restart_keeps_the_pins_and_every_operation(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon().start()
-    torchrun("--steps", "1000000", "--delay-ms", "2")
     until(lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
     kept = set(pins(daemon))
     daemon.stop(signal.SIGUSR1)
@@ -104,10 +109,10 @@ def test_restart_keeps_the_pins_and_every_operation(
     ]
 
 
-def test_programs_of_a_dead_daemon_do_nothing(make_daemon: Callable[..., Daemon], torchrun: Callable[..., Any]) -> None:
+@pytest.mark.usefixtures("job")
+def test_programs_of_a_dead_daemon_do_nothing(make_daemon: Callable[..., Daemon]) -> None:
     """The heartbeat is set back by 61 s instead of waiting for a minute: it is all that the programs look at."""
     daemon = make_daemon().start()
-    torchrun("--steps", "1000000", "--delay-ms", "2")
     until(lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
     assert daemon.process is not None
     # The supervisor first, so that nobody starts another collector.

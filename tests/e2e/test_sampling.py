@@ -8,12 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon
+from e2e_support import JOBS, Daemon, end_process, start_process
+from long import long
 from ports import free_port
 from waiting import until
 
@@ -38,13 +39,19 @@ def rank_env(rank: int, port: int, size: int = 2) -> dict[str, str]:
     return env | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
-@pytest.fixture
-def working(run_job: Launch, tmp_path: Path) -> str:
-    """The name of a job of two ranks that works, each on a CPU, until the test ends."""
-    return start(run_job, tmp_path)[0]
+Working = tuple[str, list[subprocess.Popen[Any]]]
 
 
-def start(run_job: Launch, tmp_path: Path, *prefix: str) -> tuple[str, list[Any]]:
+@pytest.fixture(scope="module")
+def working(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Working]:
+    """The name of a job of two ranks that work, each on a CPU, until the last of these tests ends, and the ranks."""
+    job, ranks = start(start_process, tmp_path_factory.mktemp("working"))
+    yield job, ranks
+    for rank in ranks:
+        end_process(rank)
+
+
+def start(run_job: Launch, tmp_path: Path, *prefix: str) -> Working:
     """The name of a job of two ranks, and their processes."""
     port = free_port()
     ranks = []
@@ -72,8 +79,8 @@ def last_ns(daemon: Daemon, job: str) -> int:
 WORK = ("spin", "work", "main", "<module>")
 
 
-def test_what_ranks_do_is_sampled(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
-    job, ranks = start(run_job, tmp_path)
+def test_what_ranks_do_is_sampled(daemon: Daemon, working: Working) -> None:
+    job, ranks = working
     until(lambda: {(0, WORK), (1, WORK)} <= functions(daemon, job), what="samples of both ranks")
     resting = until(
         lambda: [s for s in functions(daemon, job, "NOT on_cpu") if "rest" in s[1]], what="the thread that rests"
@@ -111,9 +118,12 @@ def test_what_ranks_do_is_sampled(daemon: Daemon, run_job: Launch, tmp_path: Pat
     assert 0 < row["off_ns"] <= 1.03 * row["lived_ns"]
 
 
-def test_sampling_is_switched_by_job_and_process(daemon: Daemon, run_job: Launch, working: str, tmp_path: Path) -> None:
+@long
+def test_sampling_is_switched_by_job_and_process(
+    daemon: Daemon, run_job: Launch, working: Working, tmp_path: Path
+) -> None:
     one, ranks = start(run_job, tmp_path)
-    other = working
+    other, _ = working
     until(lambda: functions(daemon, one) and functions(daemon, other), what="samples of both jobs")
     for key in ("sampling.hz=0", "sampling.off_cpu=false"):
         daemon.ctl("config", key, "--job", one)
@@ -151,6 +161,7 @@ def test_sampling_is_switched_by_job_and_process(daemon: Daemon, run_job: Launch
     daemon.ctl("config", "sampling.off_cpu", "--reset", "--job", one)
 
 
+@long
 def test_a_killed_collector_goes_on_sampling(own_daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     """Its own daemon: its collector is killed."""
     job, _ = start(run_job, tmp_path)
@@ -184,6 +195,7 @@ def test_one_that_ends_at_once_keeps_its_samples(daemon: Daemon, run_job: Launch
     assert 30 <= row["n"] <= 62
 
 
+@long
 def test_one_in_other_namespaces(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     """A process with mounts and pids of its own, as in a container, is no other than one without."""
     job, ranks = start(run_job, tmp_path, "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -194,8 +206,8 @@ def test_one_in_other_namespaces(daemon: Daemon, run_job: Launch, tmp_path: Path
     assert {t["pid"] for t in threads}.isdisjoint({r.pid for r in ranks})
 
 
-def test_profiles(daemon: Daemon, working: str, tmp_path: Path) -> None:
-    job = working
+def test_profiles(daemon: Daemon, working: Working, tmp_path: Path) -> None:
+    job, _ = working
     until(lambda: {(0, WORK), (1, WORK)} <= functions(daemon, job), what="samples of both ranks")
     folded = daemon.ctl("profile", "--job", job, "--rank", "1", "-F", "folded").stdout.splitlines()
     assert folded
@@ -211,8 +223,8 @@ def test_profiles(daemon: Daemon, working: str, tmp_path: Path) -> None:
     assert gzip.decompress((tmp_path / "p.pb.gz").read_bytes())
 
 
-def test_watched_variables_become_rows(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
-    job, ranks = start(run_job, tmp_path)
+def test_watched_variables_become_rows(daemon: Daemon, working: Working) -> None:
+    job, ranks = working
     until(lambda: len([r for r in daemon.json("ps") if r["job"] == job]) == 2, what="the ranks to be known")
     found = daemon.json("vars", "--job", job, "state.step", "state.loss", "api_token", "no_such_name")
     by_name = {(v["rank"], v["name"]): v for v in found}

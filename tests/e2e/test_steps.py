@@ -30,7 +30,7 @@ TRAININGS: dict[str, tuple[str, int, dict[str, str]]] = {
     "aperiodic": ("aperiodic.py", 2, {}),
 }
 if not LONG:
-    TRAININGS = {name: TRAININGS[name] for name in ("plain", "fused", "named")}
+    TRAININGS = {name: TRAININGS[name] for name in ("plain", "named")}
 # A pair of clocks is asked one after the other.
 CLOCK_NS = 1_000_000
 AT_ONCE = {"named": 2, "aperiodic": 100}
