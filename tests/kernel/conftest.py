@@ -19,6 +19,18 @@ from probing.daemon.bpf import pins
 from probing.daemon.bpf.build import build, compile_object
 from probing.daemon.bpf.session import Session
 
+# Tests of these modules put probes into torch's library, and see the calls of each other's jobs.
+_OF_TORCH = ("test_gloo_operations", "test_steps_of_jobs", "test_optimizer_calls")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts each module into a group for ``--dist loadgroup``, and all that probe torch into one."""
+    for item in items:
+        name = item.path.stem
+        item.add_marker(pytest.mark.xdist_group("torch" if name in _OF_TORCH else name))
+
+
 PROBE = r"""
 #include "guard.bpf.h"
 #include "loss.bpf.h"
