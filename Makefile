@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-times test-all torch-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-with-probes test-unit test-times test-all torch-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -97,22 +97,29 @@ promtool: | deps ## what checks the page of /metrics, for the tests
 # What each run costs is kept for `make test-times`. In CI a few tests that failed are run again, three times and alone;
 # elsewhere a failure is one at once.
 TIMES = .build/test-times
-PYTEST = $(HOST) $(PYTHON) -m pytest $(if $(CI),--cache-clear) --junitxml=$(TIMES)/$(1).xml
-AGAIN = $(if $(CI),|| $(PYTHON) tests/run_again.py)
-# Unit tests run in two processes. Integration tests wait for much, and run in three, but for those that measure what the
-# kernel does to their processes. Tests with probes see each other's processes, and run one at a time.
+PYTEST = $(HOST) $(PYTHON) -m pytest -o cache_dir=.build/pytest/$(1) --junitxml=$(TIMES)/$(1).xml
+AGAIN = $(if $(CI),|| $(PYTHON) tests/run_again.py .build/pytest/$(1))
+RUN = { $(call PYTEST,$(1)) $(2) $(call AGAIN,$(1)); }
+# Integration tests that measure what the kernel does to their processes.
 ALONE = $(addprefix tests/integration/,gpu_kit processes/test_condition_activity.py processes/test_condition_live.py)
+
+test: install pythons promtool ## all checks, and the tests of the gate; TESTS=tests/unit/store for some
+	@rm -rf $(TIMES) .build/pytest
 ifeq ($(TESTS),)
-RUNS = { $(call PYTEST,unit) -n 2 --dist worksteal tests/unit $(AGAIN); } && \
-	{ $(call PYTEST,integration) -n 3 --dist loadfile tests/integration $(addprefix --ignore=,$(ALONE)) $(AGAIN); } && \
-	{ $(call PYTEST,alone) $(ALONE) tests/kernel tests/e2e $(AGAIN); }
+	@packaging/dev/beside.sh "$(MAKE) --no-print-directory test-with-probes" "$(MAKE) --no-print-directory check test-unit"
+	$(call RUN,integration,-n 4 --dist loadfile tests/integration $(addprefix --ignore=,$(ALONE)))
 else
-RUNS = $(call PYTEST,some) $(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS) $(AGAIN)
+	@$(MAKE) --no-print-directory check
+	$(call RUN,some,$(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS))
 endif
 
-test: check pythons promtool ## all checks, and the tests of the gate; TESTS=tests/unit/store for some
-	@rm -rf $(TIMES)
-	$(RUNS)
+# A daemon sees all processes of the machine: one of these tests at a time, and the kernel's by what they probe.
+test-with-probes:
+	$(call RUN,e2e,$(ALONE) tests/e2e)
+	$(call RUN,kernel,-n 3 --dist loadgroup tests/kernel)
+
+test-unit:
+	$(call RUN,unit,-n 2 --dist worksteal tests/unit)
 
 test-times: ## what the last run of the tests cost: by folder, by fixture, and the dearest tests
 	@$(PYTHON) tests/costs.py

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -17,14 +18,13 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-__all__ = ("main", "record", "recorded", "unstable_twice")
+__all__ = ("failed_tests", "main", "record", "recorded", "unstable_twice")
 
 TIMES = 3
 # More are no accident.
 MOST = 4
 # It may hide the home directory, where the record is: it wraps the tests only.
 _HOST = "packaging/dev/as-daemon-host.sh"
-_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "probingd"
 
 
@@ -48,20 +48,31 @@ def unstable_twice(lines: Sequence[str]) -> list[str]:
     return sorted(test for test, count in counts.items() if count > 1)
 
 
+def failed_tests(cache: Path) -> list[str]:
+    """Returns the names of the tests that failed in the run with pytest's cache at ``cache``."""
+    file = cache / "v/cache/lastfailed"
+    names = json.loads(file.read_text()) if file.exists() else ()
+    # xdist appends the group of a test.
+    return sorted({re.sub(r"@\w+$", "", name) for name in names})
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Returns 0 if each test that failed passed every time; with ``--recorded``, if none was unstable twice."""
+    """Returns 0 if each test that failed in the run with the cache at the first argument passed every time; with
+    ``--recorded``, if none was unstable twice."""
     if "--recorded" in arguments:
         lines = recorded()
         for test in unstable_twice(lines):
             print(f"unstable at least twice: {test}")
             print("\n".join(f"    {line}" for line in lines if line.endswith(f" {test}")))
         return int(bool(unstable_twice(lines)))
-    failed = sorted(json.loads(_FAILED.read_text())) if _FAILED.exists() else []
+    failed = failed_tests(Path(arguments[0]))
     if not 0 < len(failed) <= MOST:
         print(f"{len(failed)} tests failed: at most {MOST} are run again")
         return 1
     for _ in range(TIMES):
-        code = subprocess.run([_HOST, sys.executable, "-m", "pytest", *failed], check=False).returncode
+        code = subprocess.run(
+            [_HOST, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *failed], check=False
+        ).returncode
         if code:
             return code
     print(f"unstable, passed {TIMES} times alone: {' '.join(failed)}")

@@ -180,6 +180,7 @@ def test_a_port_that_sends_for_ever(attacked: Daemon, job: Job, doubles: Doubles
         scene.last()
 
 
+@long
 @pytest.mark.timeout(400)
 def test_targets_that_block_their_reader(attacked: Daemon, job: Job, tmp_path: Path) -> None:
     """Of root: an ordinary user's userfaultfd does not hold the kernel up."""

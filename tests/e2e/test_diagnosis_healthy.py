@@ -8,7 +8,7 @@ import pytest
 from diagnosis_corpus import watching
 from diagnosis_healthy import HEALTHY, IN_GATE, HealthyJobs, complaints
 from e2e_support import Daemon
-from long import LONG
+from long import LONG, long
 
 SECONDS = 45 if LONG else 10
 LONG_S = 6.0 if LONG else 3.5
@@ -16,6 +16,7 @@ JOBS = HEALTHY if LONG else IN_GATE
 
 
 # The jobs run for SECONDS, and their normal end takes two minutes at most.
+@long
 @pytest.mark.timeout(300)
 def test_nothing_is_wrong_with_healthy_jobs(make_daemon: Callable[..., Daemon]) -> None:
     daemon = watching(make_daemon()).start()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from e2e_support import JOBS, Daemon
+from long import long
 from ports import free_port
 from waiting import asking, until
 
@@ -49,6 +50,7 @@ def asleep(rank: Rank) -> bool:
     return rank.condition is not None and rank.condition.syscall == "clock_nanosleep" and not rank.threads[0].moving
 
 
+@long
 def test_the_facts_of_a_job_that_hangs(make_daemon: Callable[..., Daemon], torchrun_job: Launch) -> None:
     daemon = make_daemon("n1", "--store.sync-interval-s", "1").start()
     port = free_port()

@@ -108,6 +108,7 @@ def test_a_child_that_was_forked_keeps_the_probes(
     until(lambda: unmounted(disk), what="the file system to be free")
 
 
+@long
 def test_after_a_restart(
     make_daemon: Callable[..., Daemon], doubles: Doubles, disk: Path, use: Callable[..., User]
 ) -> None:

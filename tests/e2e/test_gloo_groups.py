@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from e2e_support import JOBS, Daemon, end_process, start_process
+from long import long
 from ports import free_port
 from waiting import until
 
@@ -85,6 +86,7 @@ def communicators(daemon: Daemon, grid: Grid) -> dict[tuple[int, ...], dict[str,
     return {tuple(own["members"]): own for own in daemon.json("nccl", "--job", grid.job)}
 
 
+@long
 def test_each_group_is_a_communicator(daemon: Daemon, grid: Grid) -> None:
     grid.steps(STEPS)
     total = sum(calls * grid.made * len(ranks) for ranks, (_, _, calls) in GROUPS.items())
@@ -109,6 +111,7 @@ def test_each_group_is_a_communicator(daemon: Daemon, grid: Grid) -> None:
         assert own["totals"]["busbw_gbps"] > 0
 
 
+@long
 def test_the_rank_that_is_missing_is_named(daemon: Daemon, grid: Grid) -> None:
     grid.steps(2)
     grid.tell([0, 1, 2], "steps 1")
@@ -132,6 +135,7 @@ def test_the_rank_that_is_missing_is_named(daemon: Daemon, grid: Grid) -> None:
     until(lambda: not waiting(), what="the end of all waits")
 
 
+@long
 def test_a_rank_that_dies_fails_the_operations_of_others(daemon: Daemon, grid: Grid) -> None:
     grid.steps(2)
     grid.tell([0, 1, 2], "steps 1")

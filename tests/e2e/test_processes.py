@@ -27,6 +27,7 @@ def trainers(daemon: Daemon, *ports: int) -> list[dict[str, Any]]:
     return [row for row in rows_of(daemon, *ports) if row["role"] == "trainer"]
 
 
+@long
 def test_job_first_daemon_second(make_daemon: Callable[..., Daemon], torchrun: Launch, tmp_path: Any) -> None:
     # GIVEN a job that trains already
     port = free_port()

@@ -176,6 +176,7 @@ def test_a_killed_collector_goes_on_sampling(own_daemon: Daemon, run_job: Launch
     assert all("?" not in stack for _, stack in functions(own_daemon, job))
 
 
+@long
 def test_one_that_ends_at_once_keeps_its_samples(daemon: Daemon, run_job: Launch, tmp_path: Path) -> None:
     port = free_port()
     flag = tmp_path / "go"

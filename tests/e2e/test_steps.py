@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from e2e_support import JOBS, Daemon
-from long import LONG
+from long import LONG, long
 from ports import free_port
 from waiting import until, whole_lines
 
@@ -117,6 +117,7 @@ def trainings(daemon: Daemon, run_job: Callable[..., subprocess.Popen[Any]], tmp
     return Trainings(daemon, made)
 
 
+@long
 def test_steps_equal_those_of_the_jobs(trainings: Trainings) -> None:
     until(trainings.all_reported, what="steps of all jobs")
     for name in TRAININGS.keys() - {"named", "aperiodic"}:

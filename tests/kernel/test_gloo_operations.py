@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from collectives_support import Job, Known, Watcher, both_ways, torch_library
-from long import long_unless
+from long import long, long_unless
 from waiting import until
 
 from probing.daemon.bpf.session import Session
@@ -107,6 +107,7 @@ def test_attached_in_the_middle_of_the_job(watch: Callable[[], Watcher], job: Jo
     check_from(watcher, job, before, ready)
 
 
+@long
 def test_attached_while_the_job_starts(watch: Callable[[], Watcher], job: Job) -> None:
     library = torch_library()
     mapped = os.fsencode(library)
@@ -118,6 +119,7 @@ def test_attached_while_the_job_starts(watch: Callable[[], Watcher], job: Job) -
     assert keys(watcher.rows()) == keys(job.calls())
 
 
+@long
 def test_a_copy_of_torch_never_seen_before(watch: Callable[[], Watcher], jobs: list[Job], tmp_path: Path) -> None:
     """Its own files all through: a probe belongs to an inode."""
     original = torch_library().parents[1]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from long import long
 from ports import free_port
 from processes_helpers import descendants, listening, start_ns_of, started
 from waiting import until
@@ -121,6 +122,7 @@ def test_torchrun_started_first(make: Callable[..., Watch]) -> None:
         check_torchrun(watch, job.pid, port)
 
 
+@long
 def test_torchrun_started_second(make: Callable[[], Watch]) -> None:
     watch = make()
     port = free_port()
@@ -129,6 +131,7 @@ def test_torchrun_started_second(make: Callable[[], Watch]) -> None:
         check_torchrun(watch, job.pid, port)
 
 
+@long
 def test_equal_jobs_stay_apart(make: Callable[[], Watch]) -> None:
     watch = make()
     ports = free_port(), free_port()
@@ -166,6 +169,7 @@ def test_bare_ranks_one_after_the_other(make: Callable[[], Watch]) -> None:
     assert {job for run in runs for job, _ in run} == {f"n1/127.0.0.1:{port}"}
 
 
+@long
 def test_another_daemon_and_a_restarted_one_agree(make: Callable[[], Watch], readers: ReaderPool) -> None:
     with started(torchrun(free_port(), *LONG), until="step") as job:
         one, other = make(), make()
@@ -195,6 +199,7 @@ def test_data_loaders(make: Callable[[], Watch]) -> None:
         assert all(w.rank is None for w in watch.below(job.pid) if w.role == "data_loader")
 
 
+@long
 def test_mp_spawn(make: Callable[[], Watch]) -> None:
     watch = make()
     with started([sys.executable, str(PROGRAMS / "spawn.py"), str(free_port())], until="ready") as job:
