@@ -54,9 +54,49 @@ def opened(daemon: Daemon, port: int) -> dict[str, Any]:
     return until(lambda: rows(daemon, port, "open"), what=lambda: f"a finding: {daemon.ctl('status').stdout}")[0]
 
 
-def test_a_stall_is_named_once_and_closed_with_the_job(
+def check_commands(daemon: Daemon, port: int, facts: Path) -> dict[str, Any]:
+    """Each command shows the hang; returns the answer of ``diagnose``."""
+    job = ("--job", str(port))
+    line = until(
+        lambda: [line for line in daemon.ctl("ps").stdout.splitlines() if f":{port}: DIAGNOSIS at " in line],
+        what="a line of ps",
+        poll_s=0.5,
+    )[0]
+    said = line.partition("Z: ")[2]
+    assert said.startswith("rank 1 (node n1, pid ")
+    assert "stops.py" in said
+    for command in (["nccl"], ["top", "--once"]):
+        assert f"Z: {said}\n" in daemon.ctl(*command).stdout
+    page = daemon.ctl("diagnose", *job, "--save", str(facts), check=3).stdout
+    assert page.startswith("Rank 1 (node n1, pid ")
+    for part in ("Who:\n", "Evidence:\n", "Stack of rank 1 (culprit), main thread", "Confidence:\n", "Do next:\n"):
+        assert part in page
+    assert f"main ({JOBS}/stops.py:" in page
+    # The facts alone say the same, without the daemon.
+    assert daemon.ctl("-t", "unix:/nowhere", "diagnose", "--facts", str(facts), check=3).stdout == page
+    answer: dict[str, Any] = json.loads(daemon.ctl("-f", "json", "why", *job, check=3).stdout)
+    assert [culprit["rank"] for culprit in answer["culprits"]] == [1]
+    assert answer["victims"] == [0]
+    # The ranks are in order, though they hang.
+    (order,) = daemon.json("ranks", "check", *job)
+    assert (order["ranks"], order["world_size"], order["ok"]) == ([0, 1], 2, True)
+    return answer
+
+
+def check_history(daemon: Daemon, answer: dict[str, Any]) -> None:
+    """The finding can be asked for after the job is gone."""
+    job = answer["job"]
+    until(lambda: not [row for row in daemon.json("ps") if row["job"] == job], what="the end of the job")
+    rows = json.loads(daemon.ctl("-f", "json", "diagnose", "--history", "--job", job).stdout)
+    (row,) = [row for row in rows if row["verdict"] == answer["verdict"]]
+    assert [culprit["rank"] for culprit in row["culprits"]] == [1]
+    assert {stack["role"] for stack in row["stacks"]} == {"culprit", "victim"}
+
+
+def test_a_stall_is_named_once_shown_by_each_command_and_closed_with_the_job(
     make_daemon: Callable[..., Daemon],
     base: Path,
+    tmp_path: Path,
     stalling: Callable[[], tuple[subprocess.Popen[Any], Path]],
     port: int,
 ) -> None:
@@ -76,6 +116,7 @@ def test_a_stall_is_named_once_and_closed_with_the_job(
     )
     hooks = until(lambda: list(folder.glob(f"{found['finding_id']}.*")), what=lambda: f"the hook: {daemon.tail()}")
     assert json.loads(hooks[0].read_text())["sentence"] == found["sentence"]
+    answer = check_commands(daemon, port, tmp_path / "facts.json")
     # A service that starts again knows the finding, and stores that it still holds.
     before = len(rows(daemon, port, "open"))
     (pid,) = daemon.children()[_SERVICE]
@@ -89,6 +130,7 @@ def test_a_stall_is_named_once_and_closed_with_the_job(
     assert {name: closed[name] for name in same} == {name: found[name] for name in same}
     assert {row["finding_id"] for row in rows(daemon, port)} == {found["finding_id"]}
     assert len(list(folder.glob(f"{found['finding_id']}.*"))) == 1
+    check_history(daemon, answer)
 
 
 @long

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon
+from e2e_support import JOBS, Daemon, end_process, start_process
 from long import long
 from ports import free_port
 from waiting import until, whole_lines
@@ -36,6 +36,7 @@ class DirectJob:
         self.job = f"n1/127.0.0.1:{port}"
         self.lists = [folder / f"{port}-{rank}.jsonl" for rank in range(2)]
         self.ranks = []
+        self._left_out = [0, 0]
         for rank, path in enumerate(self.lists):
             env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONUNBUFFERED": "1"}
@@ -73,9 +74,14 @@ class DirectJob:
         for rank in self.ranks:
             assert rank.wait(60) == 0
 
+    def leave_out(self) -> None:
+        """Leaves out of ``calls`` what was called until now."""
+        self._left_out = [len(whole_lines(path)) for path in self.lists]
+
     def calls(self) -> list[dict[str, Any]]:
         """What the job wrote down so far; a line that is being written is left out."""
-        return [json.loads(line) for path in self.lists for line in whole_lines(path)]
+        lists = zip(self.lists, self._left_out, strict=True)
+        return [json.loads(line) for path, left_out in lists for line in whole_lines(path)[left_out:]]
 
     def written(self) -> int:
         return sum(path.read_bytes().count(b"\n") for path in self.lists)
@@ -228,26 +234,34 @@ def test_a_stalled_operation_is_in_flight(daemon: Daemon, run_job: Any, tmp_path
     assert until(lambda: daemon.query(abandoned), what="the end of the call") == [{"rank": 0, "op": "all_reduce"}]
 
 
-def test_without_uprobe_multi(make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path) -> None:
-    """The road of kernels before 6.6: the collector has CAP_SYS_ADMIN there, and perf events carry the probes."""
-    daemon = make_daemon("n1", "--probes.force_fallback=true").start()
-    job = DirectJob(run_job, tmp_path)
+@pytest.fixture(scope="module")
+def waiting_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectJob]:
+    """A job that waits for commands, for all tests whose daemon comes later."""
+    job = DirectJob(start_process, tmp_path_factory.mktemp("job"))
     job.expect(b"ready")
+    yield job
+    for rank in job.ranks:
+        end_process(rank)
+
+
+def test_without_uprobe_multi(make_daemon: Callable[..., Daemon], waiting_job: DirectJob) -> None:
+    """The road of kernels before 6.6: the collector has CAP_SYS_ADMIN there, and perf events carry the probes."""
+    daemon, job = make_daemon("n1", "--probes.force_fallback=true").start(), waiting_job
+    job.leave_out()
     job.do("rounds 1")
     assert_equal(daemon, job, job.calls())
 
 
 def test_a_recording_replays_to_the_same_rows(
-    make_daemon: Callable[..., Daemon], run_job: Any, tmp_path: Path, base: Path
+    make_daemon: Callable[..., Daemon], waiting_job: DirectJob, base: Path
 ) -> None:
     from probing.daemon.collector.replay import replayed
 
     folder = base / "recordings"
     folder.mkdir()
     folder.chmod(0o777)
-    daemon = make_daemon("n1", f"--probes.recordings={folder}").start()
-    job = DirectJob(run_job, tmp_path)
-    job.expect(b"ready")
+    daemon, job = make_daemon("n1", f"--probes.recordings={folder}").start(), waiting_job
+    job.leave_out()
     job.do("rounds 1")
     assert_equal(daemon, job, job.calls())
     pids = {rank.pid for rank in job.ranks}
