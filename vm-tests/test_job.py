@@ -73,6 +73,10 @@ def test_a_job_that_ran_before_is_known(watched: Host) -> None:
     watched.wait_for_rows()
     found = sorted((row["rank"], row["world_size"], row["role"]) for row in watched.ctl(f"ps --job {JOB}"))
     assert found == [(rank, len(RANKS), "trainer") for rank in RANKS]
+
+
+def test_stacks_and_operations_of_a_job_are_shown(watched: Host) -> None:
+    watched.wait_for_rows()
     functions = {
         (thread["rank"], frame["func"])
         for thread in watched.ctl(f"stacks --job {JOB}")
