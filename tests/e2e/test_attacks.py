@@ -164,6 +164,7 @@ def test_no_library_in_its_place(attacked: Daemon, job: Job, doubles: Doubles, f
         scene.last()
 
 
+@long
 @pytest.mark.timeout(400)
 def test_false_debug_information(attacked: Daemon, job: Job, doubles: Doubles, folder: Path) -> None:
     with doubles.nccl.open("rb") as file:
@@ -215,6 +216,7 @@ def test_streams_that_are_not_read(attacked: Daemon, job: Job) -> None:
         assert attacked.query("SELECT 23 AS n FROM comm.ops LIMIT 1") == [{"n": 23}]
 
 
+@long
 @pytest.mark.timeout(400)
 def test_open_queries(attacked: Daemon, job: Job) -> None:
     with beside(attacked, job) as scene, under_way("many_queries.py", attacked.target, "64", SLOW, user=MEMBER):

@@ -7,17 +7,20 @@ from typing import Any
 from e2e_support import Daemon
 from waiting import until
 
+PARTS = ("compute", "communication", "wait", "io")
+
+
+def whole(rank: dict[str, Any]) -> bool:
+    """Whether the shares of a rank make one: each is known once there are steps and samples."""
+    return 0.999 < sum(rank[name] or 0 for name in PARTS) < 1.001
+
 
 def test_the_shares_of_a_job_that_trains(daemon: Daemon, training: str) -> None:
-    def balance() -> dict[str, Any] | None:
-        """Returns the shares, once they are there for both ranks."""
-        jobs = [own for own in daemon.json("balance") if own["job"] == training]
-        return next((own for own in jobs if [rank["rank"] for rank in own["ranks"]] == [0, 1]), None)
+    def balance() -> list[dict[str, Any]]:
+        return [rank for job in daemon.json("balance") if job["job"] == training for rank in job["ranks"]]
 
-    job = until(balance, what="steps of both ranks")
-    for rank in job["ranks"]:
-        parts = [rank[name] for name in ("compute", "communication", "wait", "io")]
-        assert all(part is None or 0 <= part <= 1 for part in parts)
-        assert 0.999 < sum(part or 0 for part in parts) < 1.001
+    until(lambda: [rank["rank"] for rank in balance() if whole(rank)] == [0, 1], what=lambda: str(balance()))
+    for rank in balance():
+        assert all(rank[name] is None or 0 <= rank[name] <= 1 for name in PARTS)
     shown = daemon.ctl("diagnose", "--job", training).stdout
     assert shown.startswith(f"job {training}: nothing is wrong: 2 ranks, step ")

@@ -143,6 +143,7 @@ def test_a_hang_in_the_making_of_a_communicator(
     until(lambda: diagnosed(watching, job)["verdict"] != "init_stuck", what="an end of the finding")
 
 
+@long
 def test_an_asynchronous_error_names_the_rank_that_had_it_first(watching: Daemon, job: Job) -> None:
     job.ranks.do(FOREVER)
     job.ranks.do("do 1 all_reduce 11 7")

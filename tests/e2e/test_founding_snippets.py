@@ -144,9 +144,12 @@ def test_5_eval_says_what_is_nearest(code: str, founding: Founding) -> None:
 
 def test_6_nccl_trace(founding: Founding) -> None:
     # What 21 steps of two ranks move, in whatever buckets.
-    sums = founding.rows_of(
-        "python.nccl_trace", "step BETWEEN 10 AND 30 GROUP BY ALL", "rank, step, sum(bytes_transferred) AS bytes", 42
-    )
+    (last,) = founding.rows_of("python.nccl_trace", "step IS NOT NULL", "max(step) AS step")
+    first, end = last["step"] + 1, last["step"] + 22
+    founding.rows_of("python.nccl_trace", f"step > {end} GROUP BY rank", "rank", 2)
+    moved = "rank, step, sum(bytes_transferred) AS bytes"
+    sums = founding.rows_of("python.nccl_trace", f"step >= {first} AND step < {end} GROUP BY ALL", moved, 42)
+    assert len(sums) == 42
     assert {int(row["bytes"]) for row in sums} == {4 * PARAMETERS}
     rows = founding.ctl_rows(
         "query",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from doubles.nvml_double import NvmlDouble, build_nvml, recorded
 from e2e_support import Daemon
+from long import long
 from ports import free_port
 from waiting import until
 
@@ -72,6 +73,7 @@ def test_gpus_and_the_ranks_on_them(
     assert status["Uid"].split()[0] != "0"
 
 
+@long
 def test_a_driver_that_hangs_shows_and_nothing_else_waits(gpu_daemon: Daemon, double: NvmlDouble) -> None:
     daemon = gpu_daemon
     until(lambda: daemon.query("SELECT 1 FROM gpu.utilization LIMIT 1"), what=daemon.tail)

@@ -14,6 +14,7 @@ import pytest
 from doubles.doubles import Doubles, build
 from e2e_support import Daemon
 from hostile import elf_files, mapping, silent_fuse
+from long import long
 from waiting import until
 
 Attack = Callable[..., subprocess.Popen[Any]]
@@ -56,6 +57,7 @@ def losses(daemon: Daemon, where: str) -> list[dict[str, Any]]:
     return daemon.query(f"SELECT DISTINCT pid, reason FROM probing.losses WHERE stage = 'attach' AND {where}")
 
 
+@long
 def test_a_start_beside_hostile_files(
     make_daemon: Callable[..., Daemon], open_tmp_path: Path, doubles: Doubles, attack: Attack
 ) -> None:

@@ -244,6 +244,7 @@ def waiting_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectJob]
         end_process(rank)
 
 
+@long
 def test_without_uprobe_multi(make_daemon: Callable[..., Daemon], waiting_job: DirectJob) -> None:
     """The road of kernels before 6.6: the collector has CAP_SYS_ADMIN there, and perf events carry the probes."""
     daemon, job = make_daemon("n1", "--probes.force_fallback=true").start(), waiting_job

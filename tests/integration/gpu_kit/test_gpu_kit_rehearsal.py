@@ -16,6 +16,7 @@ from gpu_kit.rehearsal import rehearse
 from gpu_kit.runner import Budget, run_parts
 from gpu_kit.scene import Libraries, Machine, Scene
 from gpu_kit.smi import read_double
+from long import long
 
 NO_BPF = "the daemon does not run: the kernel has no BTF"
 EVERYTHING = ("daemon", "gpu", "nvml", "nccl", "torch", "cupy", "jax")
@@ -127,6 +128,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # A daemon of its own: the kit starts and stops it.
+@long
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("patience")
 def test_a_rehearsal_of_some_parts(tmp_path: Path) -> None:
