@@ -104,7 +104,7 @@ RUN = { $(call PYTEST,$(1)) $(2) $(call AGAIN,$(1)); }
 ALONE = $(addprefix tests/integration/,gpu_kit processes/test_condition_activity.py processes/test_condition_live.py)
 
 test: install pythons promtool ## all checks, and the tests of the gate; TESTS=tests/unit/store for some
-	@rm -rf $(TIMES) .build/pytest
+	@$(HOST) rm -rf $(TIMES) .build/pytest
 ifeq ($(TESTS),)
 	@packaging/dev/beside.sh "$(MAKE) --no-print-directory test-with-probes" "$(MAKE) --no-print-directory check test-unit"
 	$(call RUN,integration,-n 4 --dist loadfile tests/integration $(addprefix --ignore=,$(ALONE)))
