@@ -107,7 +107,7 @@ test: install pythons promtool ## all checks, and the tests of the gate; TESTS=t
 	@$(HOST) rm -rf $(TIMES) .build/pytest
 ifeq ($(TESTS),)
 	@packaging/dev/beside.sh "$(MAKE) --no-print-directory test-with-probes" "$(MAKE) --no-print-directory check test-unit"
-	$(call RUN,integration,-n 4 --dist loadfile tests/integration $(addprefix --ignore=,$(ALONE)))
+	$(call RUN,integration,-n 4 --dist loadfile --no-loadscope-reorder tests/integration $(addprefix --ignore=,$(ALONE)))
 else
 	@$(MAKE) --no-print-directory check
 	$(call RUN,some,$(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS))

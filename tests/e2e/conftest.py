@@ -14,6 +14,7 @@ from double_jobs import Job
 from doubles.doubles import Doubles, build
 from e2e_support import BIN, EXAMPLE, Daemon, directory_for_daemons, end_process, remove, start_process, start_ranks
 from ports import free_port
+from waiting import until
 
 # How much of a log a failed test shows, bytes.
 SHOWN_BYTES = 4_096
@@ -36,8 +37,16 @@ session_base = pytest.fixture(directory_for_daemons, scope="session", name="sess
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs tests of the shared daemon last, so that it does not watch the jobs of the others."""
-    items.sort(key=lambda item: "shared_daemon" in getattr(item, "fixturenames", ()))
+    """Runs tests of the shared daemon last, so that it does not watch the jobs of the others.
+
+    Of them those are last that need the steps of its job: a while passes before they are recognised.
+    """
+
+    def turn(item: pytest.Item) -> tuple[bool, bool]:
+        names = getattr(item, "fixturenames", ())
+        return "shared_daemon" in names, "stepping" in names
+
+    items.sort(key=turn)
 
 
 @pytest.fixture
@@ -99,6 +108,14 @@ def training(training_log: Path) -> Iterator[str]:
         )
     yield f"n1/127.0.0.1:{port}"
     end_process(job)
+
+
+@pytest.fixture(scope="session")
+def stepping(shared_daemon: Daemon, training: str) -> str:
+    """``training``, once the steps of both ranks are recognised."""
+    sql = f"SELECT count(DISTINCT rank) AS n FROM train.steps WHERE job = '{training}'"
+    until(lambda: shared_daemon.rows(sql)[0]["n"] == 2, what="steps of both ranks")
+    return training
 
 
 @pytest.fixture

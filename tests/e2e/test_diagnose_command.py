@@ -15,12 +15,12 @@ def whole(rank: dict[str, Any]) -> bool:
     return 0.999 < sum(rank[name] or 0 for name in PARTS) < 1.001
 
 
-def test_the_shares_of_a_job_that_trains(daemon: Daemon, training: str) -> None:
+def test_the_shares_of_a_job_that_trains(daemon: Daemon, stepping: str) -> None:
     def balance() -> list[dict[str, Any]]:
-        return [rank for job in daemon.json("balance") if job["job"] == training for rank in job["ranks"]]
+        return [rank for job in daemon.json("balance") if job["job"] == stepping for rank in job["ranks"]]
 
     until(lambda: [rank["rank"] for rank in balance() if whole(rank)] == [0, 1], what=lambda: str(balance()))
     for rank in balance():
         assert all(rank[name] is None or 0 <= rank[name] <= 1 for name in PARTS)
-    shown = daemon.ctl("diagnose", "--job", training).stdout
-    assert shown.startswith(f"job {training}: nothing is wrong: 2 ranks, step ")
+    shown = daemon.ctl("diagnose", "--job", stepping).stdout
+    assert shown.startswith(f"job {stepping}: nothing is wrong: 2 ranks, step ")

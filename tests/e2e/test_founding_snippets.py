@@ -58,12 +58,10 @@ class Founding:
 
 
 @pytest.fixture(scope="module")
-def founding(shared_daemon: Daemon, training: str, training_log: Path) -> Iterator[Founding]:
-    made = Founding(shared_daemon, training, training_log)
-    made.rows_of("train.steps", "rank = 0")
-    shared_daemon.ctl("vars", "--job", training, "--watch", "--interval", "100ms", "step", "loss")
-    yield made
-    shared_daemon.ctl("vars", "--job", training, "--unwatch")
+def founding(shared_daemon: Daemon, stepping: str, training_log: Path) -> Iterator[Founding]:
+    shared_daemon.ctl("vars", "--job", stepping, "--watch", "--interval", "100ms", "step", "loss")
+    yield Founding(shared_daemon, stepping, training_log)
+    shared_daemon.ctl("vars", "--job", stepping, "--unwatch")
 
 
 def ranks_of(rows: list[dict[str, Any]]) -> list[int]:
