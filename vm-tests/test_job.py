@@ -40,7 +40,6 @@ def test_check_names_what_the_kernel_lacks(host: Host) -> None:
             assert found[name]["remedy"]
 
 
-@pytest.mark.smoke
 def test_no_program_grew(host: Host, counted: Path) -> None:
     """Against docs/verifier.json; the counts stay in .build/vm-tests for `make verifier-record`."""
     found = host.guest.run("/opt/probingd/bin/python -I -m probing.daemon.bpf.verifier_statistics")

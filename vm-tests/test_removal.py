@@ -29,7 +29,6 @@ def test_a_removal_leaves_the_rows(host: Host) -> None:
     assert not host.guest.run("systemctl list-units --all --plain --no-legend 'probing*'")
 
 
-@pytest.mark.smoke
 def test_a_purge_leaves_nothing(host: Host) -> None:
     host.guest.run("apt-get purge -q -y probingd")
     assert host.files() - host.files_before == set()
