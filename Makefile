@@ -116,7 +116,7 @@ endif
 # A daemon sees all processes of the machine: one of these tests at a time, and the kernel's by what they probe.
 test-with-probes:
 	$(call RUN,e2e,$(ALONE) tests/e2e)
-	$(call RUN,kernel,-n 3 --dist loadgroup tests/kernel)
+	$(call RUN,kernel,-n 3 --no-loadscope-reorder tests/kernel)
 
 test-unit:
 	$(call RUN,unit,-n 2 --dist worksteal tests/unit)

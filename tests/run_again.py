@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -51,9 +50,7 @@ def unstable_twice(lines: Sequence[str]) -> list[str]:
 def failed_tests(cache: Path) -> list[str]:
     """Returns the names of the tests that failed in the run with pytest's cache at ``cache``."""
     file = cache / "v/cache/lastfailed"
-    names = json.loads(file.read_text()) if file.exists() else ()
-    # xdist appends the group of a test.
-    return sorted({re.sub(r"@\w+$", "", name) for name in names})
+    return sorted(json.loads(file.read_text())) if file.exists() else []
 
 
 def main(arguments: Sequence[str]) -> int:

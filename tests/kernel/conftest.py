@@ -10,10 +10,12 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from counted_calls import TARGET, Target
 from long import long_unless
+from xdist.scheduler import LoadScopeScheduling
 
 from probing.daemon.bpf import pins
 from probing.daemon.bpf.build import build, compile_object
@@ -23,12 +25,21 @@ from probing.daemon.bpf.session import Session
 _OF_TORCH = ("test_gloo_operations", "test_steps_of_jobs", "test_optimizer_calls")
 
 
-@pytest.hookimpl(tryfirst=True)
+class _ByLibrary(LoadScopeScheduling):  # type: ignore[misc]
+    """Runs the tests of a module in one process, and all that probe torch in one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return "torch" if Path(module).stem in _OF_TORCH else module
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByLibrary:
+    return _ByLibrary(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts each module into a group for ``--dist loadgroup``, and all that probe torch into one."""
-    for item in items:
-        name = item.path.stem
-        item.add_marker(pytest.mark.xdist_group("torch" if name in _OF_TORCH else name))
+    """Begins with the tests that probe torch: no others take as long one after the other."""
+    items.sort(key=lambda item: item.path.stem not in _OF_TORCH)
 
 
 PROBE = r"""

@@ -190,11 +190,11 @@ def test_more_silent_nodes_than_calls_at_once_hold_up_nobody(monkeypatch: pytest
 
     asked = [*(f"silent{i}" for i in range(70)), "n0", "n1"]
     try:
-        gathered = fan_out(asked, ask, 0.8)
+        gathered = fan_out(asked, ask, 5.0)
     finally:
         silent.set()
     assert [answered.node for answered in gathered.answered] == ["n0", "n1"]
-    assert {failed.reason for failed in gathered.failed} == {"no answer within 0.8 s"}
+    assert {failed.reason for failed in gathered.failed} == {"no answer within 5 s"}
 
 
 def test_a_bug_in_asking_is_not_hidden() -> None:
