@@ -71,10 +71,10 @@ MUTATIONS = (
         "tests/unit/query/test_query_fuzz.py",
     ),
     Mutation(
-        "a SQL worker that ended while it was idle gets the next query",
+        "a SQL worker that ended while it was idle costs the next query",
         "daemon/query/pool.py",
-        "                if not fresh and _hung_up(worker.channel):\n",
-        "                if False and _hung_up(worker.channel):\n",
+        "                if fresh:\n                    raise _no_worker() from e\n",
+        "                raise _no_worker() from e\n",
         "tests/integration/query/test_query_engine.py",
     ),
     Mutation(
