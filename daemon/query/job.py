@@ -215,11 +215,11 @@ class Database:
         return connection
 
     def _names_of_views(self) -> set[str]:
-        """Returns the tables that the statements read which are run: a view takes as long as a small query."""
+        """Returns the tables of the statements that are run: a view takes as long as a small query."""
         job = self._job
         if job.reads is None:
             return {*job.segments, *job.live}
-        return set().union(*(tables for tables in job.reads if not tables.isdisjoint(self._filled)))
+        return set().union(*(names for number, names in enumerate(job.reads) if not self.needs_no_run(number)))
 
 
 def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:

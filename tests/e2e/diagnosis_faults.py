@@ -38,9 +38,9 @@ HANGS = (
     load("worker_stuck", ranks=2, verdict="not_joined", activity="data_loader_worker", words=("read_object",)),
     load("worker_gone", ranks=2, verdict="not_joined", activity="data_loader_worker", words=("SIGKILL",)),
 )
-# A case of each kind of evidence: other calls, a state of the kernel, a Python stack, a child, an exit, a control
-# group. `make test-all` and `make corpus` have all cases.
-IN_GATE = {"batch_less", "stopped", "lock", "worker_stuck", "killed", "quota"}
+# A case of each kind of evidence: other calls, a state of the kernel, a Python stack, a child, an exit.
+# `make test-all` and `make corpus` have all cases.
+IN_GATE = {"batch_less", "stopped", "lock", "worker_stuck", "killed"}
 # Cases that a daemon recognises that starts late. Not cross_group: stacks do not show the group of a call.
 LATE = ("batch_less", "stopped", "lock", "checkpoint", "worker_stuck")
 

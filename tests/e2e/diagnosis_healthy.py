@@ -11,7 +11,7 @@ from typing import Any
 from diagnosis_jobs import Ranks, folder_of_job, join_elastic, start_by_slurm
 from e2e_support import Daemon
 
-__all__ = ("HEALTHY", "IN_GATE", "Healthy", "HealthyJobs", "complaints")
+__all__ = ("HEALTHY", "Healthy", "HealthyJobs", "complaints")
 
 STEPS = 20
 # The time that jobs have for their end.
@@ -47,8 +47,6 @@ HEALTHY = (
     Healthy("an elastic restart", "plain", again=True, restarts=_elastic),
     Healthy("a requeued job", "plain", again=True, restarts=start_by_slurm),
 )
-# The gate takes a pause of all ranks, and the end of one after the other.
-IN_GATE = tuple(job for job in HEALTHY if job.case in ("evaluation", "ends"))
 
 
 class HealthyJobs:

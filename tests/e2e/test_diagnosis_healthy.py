@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 from diagnosis_corpus import watching
-from diagnosis_healthy import HEALTHY, IN_GATE, HealthyJobs, complaints
+from diagnosis_healthy import HEALTHY, HealthyJobs, complaints
 from e2e_support import Daemon
-from long import LONG, long
+from long import long
 
-SECONDS = 45 if LONG else 10
-LONG_S = 6.0 if LONG else 3.5
-JOBS = HEALTHY if LONG else IN_GATE
+SECONDS = 45
+LONG_S = 6.0
 
 
 # The jobs run for SECONDS, and their normal end takes two minutes at most.
@@ -20,10 +19,10 @@ JOBS = HEALTHY if LONG else IN_GATE
 @pytest.mark.timeout(300)
 def test_nothing_is_wrong_with_healthy_jobs(make_daemon: Callable[..., Daemon]) -> None:
     daemon = watching(make_daemon()).start()
-    jobs = HealthyJobs(daemon, LONG_S, JOBS)
+    jobs = HealthyJobs(daemon, LONG_S)
     jobs.run(SECONDS)
     by_job = {ranks.job: healthy.name for healthy, ranks in jobs.started}
-    assert set(by_job.values()) == {healthy.name for healthy in JOBS}
+    assert set(by_job.values()) == {healthy.name for healthy in HEALTHY}
     found = [f"{by_job.get(r['job'])}: {r['verdict']} {r['ranks']!r}: {r['sentence']}" for r in complaints(daemon)]
     assert found == []
     for job in by_job:

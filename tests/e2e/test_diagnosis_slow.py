@@ -9,7 +9,6 @@ import pytest
 from diagnosis_corpus import Case, Corpus, cases_of, check, corpus_beside, selected
 from diagnosis_faults import IN_GATE, SLOW
 from e2e_support import Daemon
-from long import long
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +17,6 @@ def corpus(module_base: Path, request: pytest.FixtureRequest) -> Iterator[Corpus
         yield corpus
 
 
-@long
 @cases_of(SLOW, IN_GATE)
 def test_the_culprit_of_a_slow_job(corpus: Corpus, case: Case) -> None:
     check(case, corpus.outcome(case))

@@ -58,9 +58,14 @@ def test_who_died_first_and_how(
     shown = daemon.ctl("ps", "--ended", "--job", job).stdout
     assert f"{words}, first to fail" in shown
     assert len(shown.splitlines()) == 1 + 3
+    (failed,) = until(
+        lambda: [own["first_failure"] for own in daemon.json("nccl", "--job", job) if own["first_failure"]]
+    )
+    assert (failed["rank"], failed["signal"]) == (1, signal)
+    verb = "" if signal is None else "was "
     for command in (["nccl"], ["top", "--once"]):
         shown = daemon.ctl(*command, "--job", job).stdout
-        assert f"FAILED FIRST: rank 1 (pid {first['pid']} on n1) " in shown
+        assert f"FAILED FIRST: rank 1 (pid {first['pid']} on n1) {verb}{words} at " in shown
         assert "\n  ENDED " in shown
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from e2e_support import JOBS, Daemon
-from long import LONG, long
+from long import long
 from ports import free_port
 from waiting import until, whole_lines
 
@@ -29,8 +29,6 @@ TRAININGS: dict[str, tuple[str, int, dict[str, str]]] = {
     "single": ("optimizers.py", 1, {"KIND": "fused"}),
     "aperiodic": ("aperiodic.py", 2, {}),
 }
-if not LONG:
-    TRAININGS = {name: TRAININGS[name] for name in ("plain", "named")}
 # A pair of clocks is asked one after the other.
 CLOCK_NS = 1_000_000
 AT_ONCE = {"named": 2, "aperiodic": 100}
@@ -122,18 +120,17 @@ def test_steps_equal_those_of_the_jobs(trainings: Trainings) -> None:
     until(trainings.all_reported, what="steps of all jobs")
     for name in TRAININGS.keys() - {"named", "aperiodic"}:
         check(trainings, name)
-    for name in TRAININGS.keys() & {"plain", "no_sync"}:
+    for name in ("plain", "no_sync"):
         assert sources(trainings, name) == {"collective_period"}
-    for name in TRAININGS.keys() & {"fused", "foreach"}:
+    for name in ("fused", "foreach"):
         assert sources(trainings, name) == {"optimizer_frame"}
         (row, *_) = trainings.rows(name, 0)
         assert row["why"].startswith("the optimizer runs once in 3 repeats")
         assert 0 < row["comm_ns"] <= row["duration_ns"]
         assert row["ops"] % 3 == 0
-    if LONG:
-        assert sources(trainings, "single") == {"optimizer_frame"}
-        assert {row["why"] for row in trainings.rows("single", 0)} == {"the fused optimizer runs once in it (1 call)"}
-        assert [trainings.rows("aperiodic", rank) for rank in (0, 1)] == [[], []]
+    assert sources(trainings, "single") == {"optimizer_frame"}
+    assert {row["why"] for row in trainings.rows("single", 0)} == {"the fused optimizer runs once in it (1 call)"}
+    assert [trainings.rows("aperiodic", rank) for rank in (0, 1)] == [[], []]
     named = trainings.made["named"]
     for rank in (0, 1):
         rows = trainings.told("named", rank)

@@ -60,7 +60,7 @@ def test_everyday_time_expressions(daemon: Daemon, training: str, expressions: t
     last = f"SELECT max(seq) AS seq FROM comm.ops WHERE job = '{training}'"
     # The job goes on: only operations that have ended by now count.
     of_job = f"job = '{training}' AND seq <= {until(lambda: daemon.query(last)[0]['seq'], what='operations')}"
-    # The last of them may still arrive, so one query counts all and those that match.
+    # The last operations may still arrive, so one query counts all operations and the matches.
     counts = ", ".join(f"count(*) FILTER ({text}) AS n{number}" for number, text in enumerate(expressions))
     (row,) = daemon.query(f"SELECT count(*) AS total, {counts} FROM comm.ops WHERE {of_job}")
     assert row["total"] > 0

@@ -13,10 +13,15 @@ def test_one_query_over_two_nodes(daemon: Daemon, training: str, make_daemon: Ca
     # GIVEN two daemons that share nothing but the machine, and a job that both see
     one, two = daemon, make_daemon("n2").start()
     # Each node has its own name for a job that is local to it.
-    port = training.rpartition(":")[2]
-    sql = f"SELECT node, count(DISTINCT rank) AS n FROM comm.ops WHERE job LIKE '%:{port}' GROUP BY node ORDER BY node"
-    counts = [until(lambda d=d: (r := d.query(sql)) and r[0]["n"] == 2 and r, what=d.tail) for d in (one, two)]  # type: ignore[misc]
-    assert [c[0]["node"] for c in counts] == ["n1", "n2"]
+    of_job = f"job LIKE '%:{training.rpartition(':')[2]}'"
+    (last,) = until(lambda: two.query(f"SELECT max(seq) AS seq FROM comm.ops WHERE {of_job} HAVING max(seq) > 0"))
+    # Both saw the 23 operations that come now, of two ranks.
+    these = f"{of_job} AND seq > {last['seq']} AND seq <= {last['seq'] + 23}"
+    sql = f"SELECT node, count(*) AS n FROM comm.ops WHERE {these} GROUP BY node ORDER BY node"
+    for node in (one, two):
+        expected = [{"node": node.name, "n": 2 * 23}]
+        until(lambda node=node, rows=expected: node.query(sql) == rows, what=node.tail)  # type: ignore[misc]
+    counts = one.query(sql), two.query(sql)
 
     # WHEN both are asked at once
     nodes = f"{one.target},{two.target}"

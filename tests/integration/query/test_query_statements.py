@@ -60,9 +60,9 @@ def test_a_statement_that_reads_no_row_is_not_run_where_only_rows_count(machine:
     items = list(machine.engine.run_all(statements, timeout=60, max_bytes=0, rows_only=True))
     ends = [item for item in items if isinstance(item, StatementEnd)]
     assert [end.rows for end in ends] == [*names.values(), 2, 0]
-    # One stream each of those that were run.
+    # A statement that is run has a stream.
     assert sum(isinstance(item, bytes) for item in items) == 3
-    # And one of each without the promise.
+    # Without the promise every statement has a stream.
     items = list(machine.engine.run_all(statements, timeout=60, max_bytes=0))
     assert sum(isinstance(item, bytes) for item in items) == len(statements)
 

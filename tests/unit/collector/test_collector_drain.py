@@ -285,14 +285,16 @@ def test_a_flush_that_does_not_come_through_says_why(
     assert machine.seen == list(range(7))
 
 
-def test_a_flush_does_not_wait_longer_for_a_log_that_hangs(machine: Machine, running: Callable[..., DrainLoop]) -> None:
+def test_a_flush_does_not_wait_longer_for_a_log_that_hangs(
+    machine: Machine, running: Callable[..., DrainLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
     entered, held = threading.Event(), threading.Event()
 
     def hang(*_: object) -> None:
         entered.set()
         held.wait()
 
-    machine.log.append = hang  # type: ignore[method-assign]
+    monkeypatch.setattr(machine.log, "append", hang)
     machine.push(*range(7))
     loop = running()
     assert entered.wait(20)
