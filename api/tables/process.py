@@ -13,6 +13,13 @@ _PROCESS_COLUMNS = (
     Column("local_rank", I32, "Rank on the node; NULL unless the role is trainer."),
     Column("world_size", I32, "Ranks of the job; NULL unless the role is trainer."),
     Column("node_rank", I32, "Index of the node in the job; NULL if the launcher does not set it."),
+    Column(
+        "rank_source",
+        NAME,
+        "Where the rank is from: environment (RANK and WORLD_SIZE as the process has them), exec (as it had them at its"
+        " start), communicator (the one that spans the job), scheduler (variables of Slurm or MPI), title, arguments,"
+        " module (state of Python modules); NULL without a rank.",
+    ),
     Column("ppid", I32, "Parent process."),
     Column("uid", I32, "User id of the process."),
     Column("role", NAME, "trainer, launcher, data_loader or other."),
@@ -59,7 +66,7 @@ ENVS = Table(
         *IDENTITY,
         Column("rank", I32, "Rank in the job, for a trainer."),
         Column("name", TEXT, "Name of the variable."),
-        Column("value", TEXT, "Its value at the start of the process."),
+        Column("value", TEXT, "Its value at the last look; of a variable that was removed, the value before."),
     ),
 )
 

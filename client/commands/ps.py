@@ -39,13 +39,14 @@ _FIELDS = (
     Field("RANK", "rank", _rank, right=True),
     Field("LOCAL", "local_rank", _rank, right=True),
     Field("WORLD", "world_size", _rank, right=True),
+    Field("FROM", "rank_source", lambda v: show_value(v or None)),
     Field("PID", "pid", right=True),
     Field("STATE", "state"),
     Field("PYTHON", "python"),
     Field("BACKENDS", "backends", lambda v: show_value(v or None)),
     Field("COMMAND", "command", flex=True),
 )
-_SPARE = ("local_rank", "world_size", "python")
+_SPARE = ("rank_source", "local_rank", "world_size", "python")
 _NOBODY = "(no training process; `probingctl ps --ended` shows those that have ended)\n"
 _ENDED = (
     Field("NODE", "node"),

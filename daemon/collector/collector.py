@@ -152,6 +152,7 @@ class Collector:
             self._clock,
             self._node,
             python_version=self._python_version,
+            module_state=lambda pid, start_ns: context.find(StacksOnDemand).module_state(pid, start_ns),
             backends=lambda pid, start_ns: context.find(CollectivesSource).backends_of(pid, start_ns),
             cgroup=config.cgroup,
             own=own,

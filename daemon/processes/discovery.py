@@ -13,6 +13,7 @@ from probing.daemon.processes.announce import Announcer, Listener
 from probing.daemon.processes.identification import Identification
 from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.live import backends_of, read_states
+from probing.daemon.processes.ranking import ModuleState
 from probing.daemon.processes.readers import Readers
 from probing.daemon.processes.registry import Registry
 from probing.daemon.processes.restore import RESTORED, stored_processes
@@ -27,6 +28,10 @@ def _no_version(_pid: int, _start_ns: int) -> str:
     return ""
 
 
+def _no_module_state(_pid: int, _start_ns: int) -> ModuleState | None:
+    return None
+
+
 def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
     return ()
 
@@ -34,7 +39,7 @@ def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
 class Discovery:
     """The source ``processes``, and the ``Processes`` of all others. Safe for any thread.
 
-    ``python_version(pid, start_ns)`` and ``backends(pid, start_ns)`` ask other sources; they may raise ProbingError.
+    ``python_version``, ``module_state`` and ``backends`` (pid, start_ns) ask other sources and may raise ProbingError.
     ``cgroup``: watch only processes of this control group; empty: all. ``own``: pids to ignore.
     ``rescan_s``: how often all processes are listed, s; ``grace_s``: how long a process may be missing from the list
     without an exit event, s.
@@ -50,6 +55,7 @@ class Discovery:
         node: str,
         *,
         python_version: Callable[[int, int], str] = _no_version,
+        module_state: Callable[[int, int], ModuleState | None] = _no_module_state,
         backends: Callable[[int, int], Iterable[str]] = _no_backends,
         cgroup: str = "",
         own: Container[int] = (),
@@ -75,6 +81,7 @@ class Discovery:
             self._known,
             self._lineage,
             python_version=python_version,
+            module_state=module_state,
             backends=backends,
             cgroup=cgroup,
             own=own,

@@ -1,8 +1,35 @@
-"""The environment variables that are read from processes; all others are dropped in the reader."""
+"""Environment variables of processes: which ones are read, and how they are read from memory.
+
+/proc/PID/environ has the variables as they were at exec. A program that sets a variable, as Ray Train sets RANK,
+changes only the array that libc's ``environ`` points to. A program that sets its title (vLLM, SGLang and Ray, by
+setproctitle) overwrites what the kernel shows, and has libc's array point to a copy. So that array is read as well.
+"""
 
 from __future__ import annotations
 
-__all__ = ("ALLOWED_NAMES",)
+import re
+from collections.abc import Collection, Iterator
+
+from probing.api.errors import NotPython
+from probing.daemon.processes.loaded_file import Loaded
+from probing.daemon.processes.memory import PAGE, Memory, Range
+from probing.daemon.processes.procfs import parse_environ
+
+__all__ = ("ALLOWED_NAMES", "read_environ")
+
+# Of an environment that is longer, the rest is not looked at.
+MAX_VARIABLES = 16_384
+# How often an environment that changes while it is read is read again.
+ATTEMPTS = 3
+# Bytes read of each variable, which have any name of ALLOWED_NAMES; then of each allowed one.
+_HEAD = 64
+_TEXT = 4 * 512 + _HEAD
+_SYMBOLS = ("environ", "__environ")
+# The first page of a mapped file, at any line of /proc/PID/maps.
+_BEGIN = re.compile(rb"^([0-9a-f]{1,16})-[0-9a-f]{1,16} r\S+ 0+ \S+ [1-9][0-9]* +(/[^\n]*)$", re.MULTILINE)
+_PROGRAM = re.compile(rb"/python[0-9.]*[a-z]*$")
+# glibc's libc.so.6 and libc-2.31.so; musl's libc.so, which is its dynamic linker and has that name in most systems.
+_LIBC = re.compile(rb"/(?:libc\.so(?:\.6)?|libc-2\.[0-9]+\.so|ld-musl-[^/]+\.so\.1|libc\.musl-[^/]+\.so\.1)$")
 
 _SLURM = (
     "SLURM_ARRAY_JOB_ID",
@@ -61,8 +88,9 @@ _MPI = (
     "PMI_RANK",
     "PMI_SIZE",
 )
-_KUBERNETES = (
+_OTHERS = (
     "HOSTNAME",
+    "JAX_COORDINATOR_ADDRESS",
     "JOBSET_NAME",
     "JOB_COMPLETION_INDEX",
     "JOB_NAME",
@@ -114,4 +142,97 @@ _LIBRARIES = (
     "PYTORCH_CUDA_ALLOC_CONF",
 )
 # Names, numbers, addresses and switches: none of them holds secrets.
-ALLOWED_NAMES = frozenset((*_SLURM, *_TORCH, *_MPI, *_KUBERNETES, *_LIBRARIES))
+ALLOWED_NAMES = frozenset((*_SLURM, *_TORCH, *_MPI, *_OTHERS, *_LIBRARIES))
+
+
+def read_environ(memory: Memory, maps: bytes, program: bytes, names: Collection[str]) -> dict[str, str] | None:
+    """Returns the variables in ``names`` as getenv(3) finds them now, values cut at 512 characters.
+
+    ``maps``: the text of /proc/PID/maps; ``program``: the path of the process's program. None where no ``environ`` can
+    be read: before libc has started, in a program that is linked statically, or while it changes. Raises like
+    ``Memory.read_many``.
+    """
+    for start in _candidates(maps, program):
+        if (at := _address(memory, start)) and (found := _variables(memory, at, names)) is not None:
+            return found
+    return None
+
+
+def _candidates(maps: bytes, program: bytes) -> list[int]:
+    """The addresses of the files that may define ``environ``: the program before libc.
+
+    The linker gives a program that names the variable a copy of it, and libc uses that copy (R_*_COPY, System V gABI).
+    """
+    begins: dict[bytes, int] = {}
+    for match in _BEGIN.finditer(maps):
+        begins.setdefault(match[2].removesuffix(b" (deleted)"), int(match[1], 16))
+    program = program.removesuffix(b" (deleted)")
+    programs = [at for path, at in begins.items() if path == program or _PROGRAM.search(path)]
+    return [*programs, *(at for path, at in begins.items() if _LIBC.search(path))]
+
+
+def _address(memory: Memory, start: int) -> int:
+    """The address of ``environ`` in the file that is loaded at ``start``; 0 where the file does not define it."""
+    try:
+        loaded = Loaded.at(memory.read_many, start)
+    except NotPython:
+        return 0
+    found = loaded.symbols(memory.read_many, _SYMBOLS)
+    return next(iter(found.values())) + loaded.bias if found else 0
+
+
+def _variables(memory: Memory, at: int, names: Collection[str]) -> dict[str, str] | None:
+    wanted = frozenset(name.encode() for name in names)
+    for _ in range(ATTEMPTS):
+        pointers = _pointers(memory, at)
+        if pointers is None:
+            return None
+        texts = list(_texts(memory, _allowed(memory, pointers, wanted)))
+        # The strings of an array that was replaced meanwhile may have been freed, and hold anything.
+        if _pointers(memory, at) == pointers:
+            return parse_environ(b"\0".join(texts), names)
+    return None
+
+
+def _pointers(memory: Memory, at: int) -> list[int] | None:
+    """The addresses in the array that the word at ``at`` points to, up to its end; None where there is no array."""
+    array = _word(memory.read_many([(at, 8)])[0])
+    found: list[int] = []
+    while array and len(found) < MAX_VARIABLES:
+        size = PAGE - array % PAGE
+        page = memory.read_many([(array, size)])[0] if array % 8 == 0 else None
+        if page is None:
+            return None
+        words = memoryview(page).cast("Q").tolist()
+        if 0 in words:
+            return found + words[: words.index(0)]
+        found += words
+        array += size
+    return found[:MAX_VARIABLES] if array else None
+
+
+def _allowed(memory: Memory, pointers: list[int], wanted: Collection[bytes]) -> Iterator[int]:
+    """The addresses among ``pointers`` at which a variable in ``wanted`` may be."""
+    heads = [_within_page(pointer, _HEAD) for pointer in pointers]
+    for (pointer, size), head in zip(heads, memory.read_many(heads), strict=True):
+        name, equals, _ = (head or b"").partition(b"=")
+        crosses = size < _HEAD and head is not None and b"\0" not in head
+        if name in wanted or (crosses and not equals):
+            yield pointer
+
+
+def _texts(memory: Memory, pointers: Iterator[int]) -> Iterator[bytes]:
+    firsts = [_within_page(pointer, _TEXT) for pointer in pointers]
+    rests = [(address + size, max(1, _TEXT - size)) for address, size in firsts]
+    read = memory.read_many([*firsts, *rests])
+    for first, rest in zip(read[: len(firsts)], read[len(firsts) :], strict=True):
+        if first is not None:
+            yield (first + (rest or b"")).partition(b"\0")[0]
+
+
+def _within_page(address: int, size: int) -> Range:
+    return address, min(size, PAGE - address % PAGE)
+
+
+def _word(data: bytes | None) -> int:
+    return int.from_bytes(data or b"", "little")

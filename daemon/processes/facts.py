@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from probing.api.errors import InternalError
@@ -20,7 +20,11 @@ _GROUP_THREADS = ("pt_gloo", "pt_nccl", "pt_ucc", "pt_mpi", "gloo_")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``ancestors`` are (pid, start_ns, name of the program), the parent first. Texts are clean already."""
+    """``ancestors`` are (pid, start_ns, name of the program), the parent first. Texts are clean already.
+
+    ``environ``: the variables that the process has, and those that it had at exec; ``current``: the names of the
+    former. ``coordinator``: "HOST:PORT" where the ranks of its job meet, if its Python modules say so.
+    """
 
     pid: int
     start_ns: int
@@ -30,10 +34,12 @@ class Facts:
     exe: str = ""
     cmdline: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
+    current: frozenset[str] = frozenset()
     cgroup: tuple[str, ...] = ()
     libraries: frozenset[str] = frozenset()
     threads: frozenset[str] = frozenset()
     ancestors: tuple[tuple[int, int, str], ...] = ()
+    coordinator: str = ""
 
     @property
     def key(self) -> ProcessKey:
@@ -57,10 +63,26 @@ class Facts:
         """Whether the process has threads of a process group."""
         return any(name.startswith(_GROUP_THREADS) for name in self.threads)
 
+    def after(self, before: Facts) -> Facts:
+        """These facts with what is known from an earlier look at the same program.
+
+        A variable that was at exec stays known when the title of the process is written over it, or when it was
+        removed. The ancestors stay the same when one ended and its child went to the first process.
+        """
+        now = {name: self.environ[name] for name in self.current}
+        return replace(
+            self,
+            environ={**self.environ, **before.environ, **now},
+            current=self.current | before.current,
+            ancestors=before.ancestors or self.ancestors,
+            coordinator=self.coordinator or before.coordinator,
+        )
+
     @classmethod
     def from_reader(cls, header: Mapping[str, Any]) -> Facts:
         """From a reader's answer to ``identity``. Raises InternalError for anything else."""
         try:
+            current = header["variables"] or {}
             return cls(
                 pid=int(header["pid"]),
                 start_ns=int(header["start_ns"]),
@@ -69,7 +91,8 @@ class Facts:
                 comm=str(header["comm"]),
                 exe=str(header["exe"]),
                 cmdline=tuple(map(str, header["cmdline"])),
-                environ={str(name): str(value) for name, value in header["environ"].items()},
+                environ={str(name): str(value) for name, value in (header["environ"] | current).items()},
+                current=frozenset(map(str, current)),
                 cgroup=tuple(map(str, header["cgroup"])),
                 libraries=frozenset(map(str, header["libraries"])),
                 threads=frozenset(map(str, header["threads"])),

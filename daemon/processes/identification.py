@@ -22,8 +22,9 @@ from probing.daemon.clock import Clock
 from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.lineage import Lineage
+from probing.daemon.processes.ranking import ModuleState
 from probing.daemon.processes.readers import Readers
-from probing.daemon.processes.registry import Registry, settled
+from probing.daemon.processes.registry import Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
 from probing.daemon.processes.schedule import AGAIN_S, Agenda, next_look_s
 from probing.daemon.source import Loss, ProcessKey, Sink
@@ -36,8 +37,8 @@ SETTLE_S = 0.03
 # How long the results of one batch are waited for, so that older processes are placed before younger ones.
 BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
-# How often a process is looked at for its Python version alone.
-MAX_LOOKS = 10
+# How often a process is looked at for its Python version alone, and for a rank that only its modules know.
+MAX_LOOKS, MAX_MODULE_LOOKS = 10, 22
 # When a process that could not be read is tried again; one in quarantine is refused at once until that is over.
 RETRY_S, MAX_RETRY_S = 2.5, 300.0
 _log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Identification:
         *,
         python_version: Callable[[int, int], str],
         backends: Callable[[int, int], Iterable[str]],
+        module_state: Callable[[int, int], ModuleState | None],
         cgroup: str,
         own: Container[int],
         rescan_s: float,
@@ -76,6 +78,7 @@ class Identification:
         self._lineage = lineage
         self._python_version = python_version
         self._backends = backends
+        self._module_state = module_state
         self._cgroup = cgroup.rstrip("/")
         self._own = own
         self._rescan_s = rescan_s
@@ -87,8 +90,8 @@ class Identification:
         self.scanned = threading.Event()
         self._thread: threading.Thread | None = None
         self._executor: ThreadPoolExecutor | None = None
-        # Finding a Python's version takes several reads: it must not keep others from being identified.
-        self._versions: ThreadPoolExecutor | None = None
+        # What a Python knows takes several reads: it must not keep others from being identified.
+        self._pythons: ThreadPoolExecutor | None = None
         # When to look at which process, which are wanted whatever their program, which are being read.
         self._agenda = Agenda()
         self._wanted: set[int] = set()
@@ -98,13 +101,14 @@ class Identification:
         self._looks: dict[ProcessKey, int] = {}
         self._ignored: set[ProcessKey] = set()
         self._versioned: set[ProcessKey] = set()
+        self._grouped: set[ProcessKey] = set()
         self._early_exits: dict[ProcessKey, tuple[int | None, int | None]] = {}
         self._missing: dict[ProcessKey, float] = {}
 
     def start(self) -> None:
         self._stopped = False
         self._executor = ThreadPoolExecutor(self._readers.size, thread_name_prefix="identity")
-        self._versions = ThreadPoolExecutor(1, thread_name_prefix="version")
+        self._pythons = ThreadPoolExecutor(1, thread_name_prefix="pythons")
         self._thread = threading.Thread(target=self._run, name="processes", daemon=True)
         self._thread.start()
 
@@ -113,7 +117,7 @@ class Identification:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(10)
-        for executor in (self._executor, self._versions):
+        for executor in (self._executor, self._pythons):
             if executor is not None:
                 executor.shutdown(wait=True, cancel_futures=True)
 
@@ -215,10 +219,17 @@ class Identification:
         with self._known:
             if kind == "python":
                 changed = self._registry.note_python(key, *values)
+            elif kind == "module":
+                changed = self._registry.note_module(key, *values)
             elif kind == "backends":
                 changed = self._registry.note_backends(key, *values)
             else:
                 changed = self._registry.note_membership(key, *values)
+        if kind in ("backends", "membership") and key in self._looks and key not in self._grouped:
+            # A process that has a group has set all that the group was made from.
+            self._grouped.add(key)
+            self._wanted.add(key[0])
+            self._agenda.add(key[0], 0.0)
         if kind == "python" and values == (None,) and self._looks.get(key, MAX_LOOKS) < MAX_LOOKS:
             # It may just have started, or was slow to read: the next look tries again.
             self._versioned.discard(key)
@@ -229,6 +240,7 @@ class Identification:
     def _replaced(self, pid: int, start_ns: int) -> None:
         key = ProcessKey(pid, start_ns)
         self._ignored.discard(key)
+        self._grouped.discard(key)
         self._looks.pop(key, None)
         with self._known:
             watched = self._registry.get(key) is not None
@@ -349,11 +361,25 @@ class Identification:
         looks = self._looks[key] = self._looks.get(key, 0) + 1
         if process is not None and facts.python and key not in self._versioned:
             self._versioned.add(key)
-            assert self._versions is not None
-            self._versions.submit(self._find_version, key)
+            self._ask_python(self._find_version, key)
+        if process is not None and looks <= MAX_MODULE_LOOKS and _only_modules_know(facts, process):
+            self._ask_python(self._find_module_state, key)
         if not settled(facts, process):
             self._wanted.add(facts.pid)
             self._agenda.add(facts.pid, next_look_s(looks, near=process is not None or facts.framework))
+
+    def _ask_python(self, ask: Callable[[ProcessKey], None], key: ProcessKey) -> None:
+        assert self._pythons is not None
+        self._pythons.submit(ask, key)
+
+    def _find_module_state(self, key: ProcessKey) -> None:
+        try:
+            state = self._module_state(*key)
+        except ProbingError as e:
+            _log.debug("the modules of process %d cannot be read: %s", key[0], e.message)
+            return
+        if state is not None:
+            self.post("module", key, state)
 
     def _find_version(self, key: ProcessKey) -> None:
         version: str | None = None
@@ -366,6 +392,7 @@ class Identification:
     def _ended(self, key: ProcessKey, status: int | None, mono_ns: int | None) -> None:
         self._ignored.discard(key)
         self._versioned.discard(key)
+        self._grouped.discard(key)
         self._looks.pop(key, None)
         self._readers.forget(*key)
         with self._known:
@@ -376,6 +403,10 @@ class Identification:
             self._early_exits[key] = status, mono_ns
         elif not self._registry.over(key):
             self._lineage.ended(key)
+
+
+def _only_modules_know(facts: Facts, process: Process) -> bool:
+    return facts.python and facts.framework and process.identity.role == "trainer" and process.ranks is None
 
 
 def _may_train(program: str) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-__all__ = ("Job", "Ranks", "job_of", "on_one_node", "ranks_of", "restarts_of")
+__all__ = ("Job", "Ranks", "job_of", "meeting_place", "on_one_node", "ranks_of", "restarts_of")
 
 MAX_WORLD = 1 << 24
 MAX_NAME = 200
@@ -20,13 +20,21 @@ _POD_INDEX = re.compile(r"(.+)-(?:master|worker|launcher|chief|trainer|node|head
 
 
 class Ranks(NamedTuple):
-    """``certain``: only ranks have these variables; those of a scheduler are inherited by any helper."""
+    """``certain``: only ranks have these variables; those of a scheduler are inherited by any helper.
+
+    ``source``: see ``ranking``.
+    """
 
     rank: int
     world_size: int
     local_rank: int | None = None
     node_rank: int | None = None
     certain: bool = True
+    source: str = ""
+
+    def same(self, other: Ranks | None) -> bool:
+        """Whether both are the same rank of as many."""
+        return other is not None and self[:2] == other[:2]
 
 
 class Job(NamedTuple):
@@ -57,19 +65,23 @@ _SIZES = (
 )
 
 
-def ranks_of(environ: Environ) -> Ranks | None:
-    """The ranks of torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None without a valid set."""
+def ranks_of(environ: Environ, current: Collection[str] = ()) -> Ranks | None:
+    """The ranks of torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None without a valid set.
+
+    ``current``: the names of variables that the process has now, not only at exec.
+    """
     for rank_name, size_name, local_name, node_names, certain in _RANK_NAMES:
         rank, size = _number(environ, rank_name), _number(environ, size_name)
         if rank is None or size is None or not rank < size <= MAX_WORLD:
             continue
         node = next((n for name in node_names if (n := _number(environ, name)) is not None), None)
-        return Ranks(rank, size, _number(environ, local_name), node, certain)
+        source = ("environment" if rank_name in current else "exec") if certain else "scheduler"
+        return Ranks(rank, size, _number(environ, local_name), node, certain, source)
     return None
 
 
-def job_of(environ: Environ, node: str, in_pod: bool = False) -> Job | None:
-    """The job in the environment, or None."""
+def job_of(environ: Environ, node: str, in_pod: bool = False, coordinator: str = "") -> Job | None:
+    """The job in the environment, or None. ``coordinator``: "HOST:PORT" where its ranks meet, if known otherwise."""
     if slurm := _digits(environ, "SLURM_JOB_ID"):
         step = _digits(environ, "SLURM_STEP_ID")
         return Job(f"{slurm}.{step}" if step else slurm, "slurm", unique=bool(step))
@@ -81,11 +93,15 @@ def job_of(environ: Environ, node: str, in_pod: bool = False) -> Job | None:
     if ray := environ.get("RAY_JOB_ID", ""):
         # Each Ray cluster counts its own jobs, but nothing else is equal on all nodes.
         return Job(_cut(ray), "ray", unique=True)
-    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    if address and port:
-        place = f"{address}:{port}"
-        return Job(_cut(f"{node}/{place}" if _local(address) else place), "master")
+    if place := meeting_place(environ, coordinator):
+        return Job(_cut(f"{node}/{place}" if _local(_host(place)) else place), "master")
     return None
+
+
+def meeting_place(environ: Environ, coordinator: str = "") -> str:
+    """The "HOST:PORT" where the ranks of a job meet, of torch or of JAX; empty where it is not known."""
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    return f"{address}:{port}" if address and port else environ.get("JAX_COORDINATOR_ADDRESS", "") or coordinator
 
 
 def restarts_of(environ: Environ) -> str:
@@ -94,12 +110,12 @@ def restarts_of(environ: Environ) -> str:
     return ".".join(count for count in counts if count) or "0"
 
 
-def on_one_node(environ: Environ, job: Job) -> bool:
+def on_one_node(environ: Environ, job: Job, coordinator: str = "") -> bool:
     """Whether all ranks of the job run on this node, so that local facts can name the run.
 
     Without variables that show it a job counts as spanning nodes, unless its master is local.
     """
-    if job.source == "pid" or _local(environ.get("MASTER_ADDR", "")):
+    if job.source == "pid" or _local(environ.get("MASTER_ADDR", "") or _host(meeting_place(environ, coordinator))):
         return True
     counted = [(_number(environ, here), _number(environ, all_)) for here, all_ in _SIZES]
     sizes = [here == all_ for here, all_ in counted if here is not None and all_ is not None]
@@ -122,6 +138,10 @@ def _kubernetes_job(environ: Environ) -> str | None:
         return match[1] if match else None
     match = _POD_INDEX.fullmatch(pod)
     return match[1] if match else None
+
+
+def _host(place: str) -> str:
+    return place.rpartition(":")[0]
 
 
 def _local(address: str) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import parse_stat, parse_status
 
-__all__ = ("ProcessNow", "is_alive", "process_now", "real_user")
+__all__ = ("ProcessNow", "is_alive", "process_now", "real_user", "running_thread")
 
 _STATUS_BYTES = 64 << 10
+_MAX_THREADS = 64
 
 
 class ProcessNow(NamedTuple):
@@ -39,6 +41,23 @@ def is_alive(pid: int, start_ns: int) -> bool:
         return True
     # The main thread may have ended while other threads run.
     return stat.start_ns == start_ns and (stat.state not in "ZX" or stat.threads > 1)
+
+
+def running_thread(pid: int) -> int | None:
+    """Returns a thread of a process that has not ended, the main thread if that has not; None: all have ended."""
+    try:
+        with os.scandir(f"/proc/{pid}/task") as entries:
+            tids = sorted((int(entry.name) for entry in entries), key=lambda tid: (tid != pid, tid))
+    except OSError:
+        return None
+    return next((tid for tid in tids[:_MAX_THREADS] if _runs(pid, tid)), None)
+
+
+def _runs(pid: int, tid: int) -> bool:
+    try:
+        return parse_stat(Path(f"/proc/{pid}/task/{tid}/stat").read_bytes()).state not in "ZX"
+    except (OSError, ProbingError):
+        return False
 
 
 def real_user(pid: int) -> int | None:

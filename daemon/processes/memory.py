@@ -16,6 +16,7 @@ from itertools import accumulate, chain
 from typing import Protocol
 
 from probing.api.errors import CorruptTarget, PrivilegeError, ProcessGone, TargetError
+from probing.daemon.processes.liveness import running_thread
 
 __all__ = ("PAGE", "FakeMemory", "Memory", "ProcessMemory", "Range")
 
@@ -48,6 +49,7 @@ class ProcessMemory:
         self.pid = pid
         self.calls = 0
         self.bytes_read = 0
+        self._tid = pid
         self._max_calls = max_calls
         self._max_bytes = max_bytes
 
@@ -79,14 +81,25 @@ class ProcessMemory:
         ends = list(accumulate(remote[1::2]))
         buffer = ctypes.create_string_buffer(ends[-1])
         local = array("Q", (ctypes.addressof(buffer), ends[-1]))
-        count: int = _readv(self.pid, local.buffer_info()[0], 1, remote.buffer_info()[0], len(ends), 0)
-        if count < 0:
-            count = _failed(self.pid, ctypes.get_errno())
+        count = self._copy(local, remote, len(ends))
         self.bytes_read += count
         data = buffer.raw
         whole = bisect_right(ends, count)
         found: list[bytes | None] = [data[start:end] for start, end in zip((0, *ends), ends[:whole], strict=False)]
         return found if whole == len(ends) else [*found, None]
+
+    def _copy(self, local: array[int], remote: array[int], ranges: int) -> int:
+        """The count of bytes until the first fault."""
+        while True:
+            count: int = _readv(self._tid, local.buffer_info()[0], 1, remote.buffer_info()[0], ranges, 0)
+            if count >= 0:
+                return count
+            code = ctypes.get_errno()
+            # A thread that has ended has no memory, and the main thread may end before the others.
+            tid = running_thread(self.pid) if code == errno.ESRCH else None
+            if tid in (None, self._tid):
+                return _failed(self.pid, code)
+            self._tid = tid
 
 
 class FakeMemory:

@@ -9,17 +9,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from probing.daemon.processes.containers import container_of
+from probing.daemon.processes.environment import ALLOWED_NAMES
 from probing.daemon.processes.facts import Facts
-from probing.daemon.processes.identity import Job, Ranks, job_of, on_one_node, ranks_of, restarts_of
+from probing.daemon.processes.identity import Job, Ranks, job_of, on_one_node, restarts_of
+from probing.daemon.processes.ranking import SOURCES, ModuleState, Ranking
 from probing.daemon.processes.redaction import command_text
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches, roles
 from probing.daemon.processes.runs import Runs, anchor_of
-from probing.daemon.processes.spanning import Membership, SpanningCommunicators
+from probing.daemon.processes.spanning import Membership
 from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("MAX_DEAD", "Process", "Registry", "settled")
 
 MAX_DEAD = 4_096
+# Ranks that are decided anew at each look: their evidence is kept with the facts.
+_FROM_ENVIRON = ("environment", "exec", "scheduler", "")
 _VERSION = re.compile(r"python([23]\.[0-9]{1,2})")
 
 
@@ -58,7 +62,9 @@ class Registry:
         self._dead: OrderedDict[ProcessKey, Process] = OrderedDict()
         self._newest: dict[int, Process] = {}
         self._restored: dict[ProcessKey, Mapping[str, Any]] = {}
-        self._spanning = SpanningCommunicators()
+        self._ranking = Ranking()
+        # Called exec, and were not read since.
+        self._replaced: set[ProcessKey] = set()
         self._pythons: dict[ProcessKey, str] = {}
 
     def __contains__(self, key: ProcessKey) -> bool:
@@ -93,14 +99,29 @@ class Registry:
         return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
     def update(self, found: Iterable[Facts]) -> list[Process]:
-        """Add or replace facts. Returns the processes with a new identity, oldest first."""
+        """Add facts of processes to what is known of them. Returns those with a new identity, oldest first."""
         for facts in found:
-            before = self._facts.get(facts.key)
-            if before is not None and before.ancestors:
-                # The ancestors stay the same when one ended and its child went to the first process.
-                facts = replace(facts, ancestors=before.ancestors)
-            self._facts[facts.key] = facts
+            self._facts[facts.key] = self._with_earlier(facts)
         return self._assign()
+
+    def _with_earlier(self, facts: Facts) -> Facts:
+        before, process = self._facts.get(facts.key), self._watched.get(facts.key)
+        if facts.key in self._replaced:
+            self._replaced.discard(facts.key)
+            self._ranking.forget(facts.key)
+            if process is not None:
+                process.ranks = None
+            return replace(facts, ancestors=before.ancestors or facts.ancestors) if before is not None else facts
+        if before is None:
+            before = self._from_earlier_daemon(facts)
+        return facts.after(before) if before is not None else facts
+
+    def _from_earlier_daemon(self, facts: Facts) -> Facts | None:
+        restored = self._restored.get(facts.key, {})
+        environ = restored.get("environ")
+        if restored.get("exe") != facts.exe or not isinstance(environ, dict):
+            return None
+        return Facts(*facts.key, environ={name: str(environ[name]) for name in ALLOWED_NAMES & environ.keys()})
 
     def note_backends(self, key: ProcessKey, backends: Iterable[str]) -> list[Process]:
         """Add collective backends that the process uses: they prove that it is in a process group."""
@@ -116,7 +137,15 @@ class Registry:
 
     def note_membership(self, key: ProcessKey, membership: Membership) -> list[Process]:
         """Note a communicator of a process. One that spans its job gives its rank where the environment gives none."""
-        return self._assign() if self._spanning.note(key, membership) else []
+        return self._assign() if self._ranking.note_membership(key, membership) else []
+
+    def note_module(self, key: ProcessKey, state: ModuleState) -> list[Process]:
+        """Note what the Python modules of a process say of its rank and of the coordinator of its job."""
+        facts = self._facts.get(key)
+        if facts is None or not self._ranking.note_module(key, state):
+            return []
+        self._facts[key] = replace(facts, coordinator=state.coordinator)
+        return self._assign()
 
     def note_python(self, key: ProcessKey, version: str | None) -> list[Process]:
         """Set the CPython version of a watched process."""
@@ -133,10 +162,11 @@ class Registry:
         """The process ended; returns it if it was watched and alive."""
         self._runs.ended(key)
         self._pythons.pop(key, None)
+        self._replaced.discard(key)
         process = self._watched.get(key)
         if process is None:
             self._facts.pop(key, None)
-            self._spanning.forget(key)
+            self._ranking.forget(key)
             # An earlier daemon knew it, and it ended before this one looked.
             return self._dead.get(key) if self._restored.pop(key, None) else None
         self._restored.pop(key, None)
@@ -156,6 +186,8 @@ class Registry:
     def replaced(self, key: ProcessKey) -> None:
         """The process called exec: drop what belongs to its program."""
         self._pythons.pop(key, None)
+        if key in self._facts:
+            self._replaced.add(key)
 
     def _gone(self, key: ProcessKey) -> bool:
         process = self._watched.get(key)
@@ -179,7 +211,7 @@ class Registry:
         needed |= {process.key for process in self.shown()}
         for key in [key for key, process in self._watched.items() if process.ended and key not in needed]:
             self._facts.pop(key, None)
-            self._spanning.forget(key)
+            self._ranking.forget(key)
             self._bury(self._watched[key])
             del self._watched[key]
 
@@ -191,9 +223,8 @@ class Registry:
                 assigned[key] = "launcher"
         order = sorted(assigned, key=lambda key: (key[1], len(self._facts[key].ancestors), key[0]))
         changed = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
-        # Once all are known to be of a run, communicators say which ranks they are.
-        seen = [key for key in order if assigned[key] == "trainer" and self._spanning]
-        ranked = [p for key in seen if (p := self._place(key, assigned))]
+        # Once all are known to be of a run, what they have in common says which ranks they are.
+        ranked = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
         changed = [p for p in changed if p.key not in {p.key for p in ranked}] + ranked
         # A launcher takes the job of its newest trainer; helpers take that of the process above them.
         changed += [p for key in order if assigned[key] == "launcher" and (p := self._place(key, assigned))]
@@ -209,7 +240,7 @@ class Registry:
             return None
         facts, role = self._facts[key], assigned[key]
         container, pod = container_of(facts.cgroup)
-        ranks = (ranks_of(facts.environ) or self._ranks_seen(key)) if role == "trainer" else None
+        ranks = self._ranks(facts) if role == "trainer" else None
         job, run = self._job_and_run(facts, role, assigned, ranks, container, pod)
         identity = Identity(
             facts.pid,
@@ -220,7 +251,7 @@ class Registry:
             *((ranks.rank, ranks.local_rank, ranks.world_size, ranks.node_rank) if ranks else ()),
         )
         if before is not None and before.identity == identity:
-            before.facts = facts
+            before.facts, before.ranks = facts, ranks
             return None
         restored = self._dead.get(key)
         process = Process(
@@ -240,16 +271,21 @@ class Registry:
         self._dead.pop(key, None)
         return process
 
-    def _ranks_seen(self, key: ProcessKey) -> Ranks | None:
-        """Rank and size by the communicator of the whole job, also one that an earlier daemon saw."""
-        process = self._watched.get(key)
-        found = None
-        if process is not None and self._spanning:
+    def _ranks(self, facts: Facts) -> Ranks | None:
+        """The ranks of a trainer by its best evidence, now or earlier."""
+        process, one_node = self._watched.get(facts.key), False
+        peers: dict[ProcessKey, Facts] = {}
+        if process is not None:
             run, job = _run_of(process), Job(process.identity.job, process.job_source)
-            of_run = {p.key for p in self._watched.values() if p.identity.role == "trainer" and _run_of(p) == run}
-            found = self._spanning.ranks_of(key, of_run, one_node=on_one_node(process.facts.environ, job))
-        before = process or self._dead.get(key)
-        return found or (before.ranks if before is not None and key in self._restored else None)
+            of_run = [p for p in self._watched.values() if p.identity.role == "trainer" and _run_of(p) == run]
+            peers = {p.key: self._facts.get(p.key, p.facts) for p in of_run}
+            one_node = on_one_node(facts.environ, job, facts.coordinator)
+        now = self._ranking.ranks(facts, peers, one_node=one_node)
+        before = process or (self._dead.get(facts.key) if facts.key in self._restored else None)
+        earlier = before.ranks if before is not None else None
+        if earlier is None or earlier.source in _FROM_ENVIRON:
+            return now
+        return now if now is not None and SOURCES.index(now.source) <= SOURCES.index(earlier.source) else earlier
 
     def _job_and_run(
         self,
@@ -264,7 +300,7 @@ class Registry:
         launcher = self._launcher_above(facts, assigned)
         if role != "trainer" and (leader := self._leader(facts, role, assigned)):
             return Job(leader.identity.job, leader.job_source), leader.identity.run
-        job = job_of(facts.environ, self._node, pod is not None)
+        job = job_of(facts.environ, self._node, pod is not None, facts.coordinator)
         if role == "launcher" and before is not None and job is None:
             return Job(before.identity.job, before.job_source), before.identity.run
         if job is None:
@@ -318,9 +354,14 @@ def _run_of(process: Process) -> tuple[str, str]:
 
 
 def settled(facts: Facts, process: Process | None) -> bool:
-    """Whether the identity of a process is final, so that it need not be looked at again."""
+    """Whether the identity of a process is final, so that it need not be looked at again.
+
+    Ranks of a scheduler may be those of the process that it started. Whoever learns of a group of the process has it
+    looked at again.
+    """
     if process is None:
         return not facts.python
     if process.identity.role == "trainer":
-        return facts.framework and (process.ranks is not None or facts.in_group)
+        sure = process.ranks is not None and process.ranks.source != "scheduler"
+        return facts.framework and (sure or facts.in_group)
     return process.identity.role == "data_loader" or launches(facts)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks, ranks_of
+from probing.daemon.processes.titles import role_in_title
 from probing.daemon.source import ProcessKey
 
 __all__ = ("NATIVE_LAUNCHERS", "interpreter_target", "launches", "roles")
@@ -30,13 +31,16 @@ _LAUNCH_MODULES = re.compile(
 _ACCELERATE = re.compile(r"accelerate(?:[./]commands[./]accelerate_cli(?:\.py)?)?$")
 _HELPER_CODE = re.compile(r"from multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver) import")
 _HELPER_MODULES = re.compile(r"torch[./]_inductor[./]compile_worker|torch[./]_inductor[./].*subproc")
+# The dynamic loader may be the program that runs: it has the real one, and its own options, among its arguments.
+_LOADER = re.compile(r"(?:.*/)?ld(?:-[\w.-]+)?\.so(?:\.[0-9]+)*$")
+_LOADER_OPTIONS = ("--argv0", "--audit", "--glibc-hwcaps-mask", "--glibc-hwcaps-prepend", "--library-path", "--preload")
 _ELASTIC_THREAD = "pt_elastic"
 _LOADER_THREAD = "pt_data_worker"
 
 
 def interpreter_target(cmdline: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
     """What a Python runs: ("script" | "module" | "code" | "", its name or text, the arguments after it)."""
-    rest = list(cmdline[1:])
+    rest = _of_interpreter(list(cmdline))[1:]
     while rest:
         word = rest.pop(0)
         if word in ("-X", "-W", "--check-hash-based-pycs"):
@@ -47,6 +51,15 @@ def interpreter_target(cmdline: tuple[str, ...]) -> tuple[str, str, tuple[str, .
         elif not word.startswith("-"):
             return "script", word, tuple(rest)
     return "", "", ()
+
+
+def _of_interpreter(words: list[str]) -> list[str]:
+    """The command line from the name of the interpreter on."""
+    if words and _LOADER.match(words[0]):
+        del words[:1]
+        while words and words[0].startswith("--"):
+            del words[: 2 if words[0] in _LOADER_OPTIONS else 1]
+    return words
 
 
 def launches(facts: Facts) -> bool:
@@ -82,6 +95,7 @@ class _Assignment:
     def __init__(self, known: Mapping[ProcessKey, Facts]) -> None:
         self.known = known
         self.ranks = {key: ranks_of(facts.environ) for key, facts in known.items()}
+        self.titles = {key: role_in_title(facts.cmdline) for key, facts in known.items()}
         self.role: dict[ProcessKey, str] = {}
 
     def ancestors(self, facts: Facts) -> list[Facts]:
@@ -98,9 +112,14 @@ class _Assignment:
             return "launcher"
         if not facts.python:
             return "trainer" if facts.framework else ""
+        title = self.titles[facts.key]
+        if title == "trainer" and facts.framework:
+            return "trainer"
         ranks = self.ranks[facts.key]
         watched = facts.framework or ranks is not None
         above = self._trainer_above(facts)
+        if title == "other":
+            return "other" if above or watched else ""
         if _helper(facts):
             return "other" if above or watched else ""
         if _LOADER_THREAD in facts.threads or facts.comm == _LOADER_THREAD:
@@ -127,22 +146,36 @@ class _Assignment:
             return "trainer"
         if facts.framework and not above.framework:
             return "trainer"
+        if ranks is not None and ranks.certain and not ranks.same(self.ranks[above.key]):
+            return "trainer"
         forked = facts.exe == above.exe and facts.cmdline == above.cmdline
         spawned = "--multiprocessing-fork" in facts.cmdline
         if forked or (spawned and self.ranks[above.key] is not None):
             return "data_loader"
-        if ranks is not None and ranks != self.ranks[above.key] and ranks.certain:
-            return "trainer"
         return "other"
 
     def promote_parents(self) -> None:
-        """Turn a parent of trainers that does not train itself into a launcher: of ``mp.spawn``, or a wrapper."""
+        """Turn a parent of trainers that does not train itself into a launcher: of ``mp.spawn``, or a wrapper.
+
+        A Python without a framework is one if it started trainers by multiprocessing, as the engine of a server does.
+        """
         for key in [key for key, role in self.role.items() if role == "trainer"]:
             for above in self.ancestors(self.known[key]):
-                ranks = self.ranks[above.key]
+                ranks, role = self.ranks[above.key], self.role.get(above.key)
                 trains = above.in_group or (above.framework and ranks is not None and ranks.certain)
-                if self.role.get(above.key) == "trainer" and not trains:
+                if role == "trainer" and (not trains or self.titles[above.key] == "engine"):
                     self.role[above.key] = "launcher"
+            parent = (
+                self.known.get(ProcessKey(*self.known[key].ancestors[0][:2])) if self.known[key].ancestors else None
+            )
+            if parent is not None and parent.key not in self.role and parent.python and self._spawned(key, parent):
+                self.role[parent.key] = "launcher"
+
+    def _spawned(self, key: ProcessKey, parent: Facts) -> bool:
+        # A title hides the arguments; no other program of the table starts trainers in another way.
+        facts = self.known[key]
+        forked = facts.exe == parent.exe and facts.cmdline == parent.cmdline
+        return forked or "--multiprocessing-fork" in facts.cmdline or self.titles[key] == "trainer"
 
     def watched(self) -> dict[ProcessKey, str]:
         needed = {

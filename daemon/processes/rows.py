@@ -8,6 +8,7 @@ from typing import Any
 
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks
+from probing.daemon.processes.ranking import SOURCES
 from probing.daemon.processes.redaction import redacted
 from probing.daemon.processes.registry import Process
 from probing.daemon.source import Identity
@@ -36,6 +37,7 @@ def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> d
         "local_rank": who.local_rank,
         "world_size": who.world_size,
         "node_rank": who.node_rank,
+        "rank_source": process.ranks.source if process.ranks else None,
         "ppid": process.facts.ppid,
         "uid": process.facts.uid,
         "role": who.role,
@@ -72,6 +74,7 @@ def detail_of(process: Process, boot_id: str) -> str:
             "local_rank": who.local_rank,
             "world_size": who.world_size,
             "node_rank": who.node_rank,
+            "rank_source": process.ranks.source if process.ranks else None,
             "job_source": process.job_source,
             "ppid": facts.ppid,
             "uid": facts.uid,
@@ -103,7 +106,10 @@ def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tup
     rank, local_rank, size, node_rank = numbers
     identity = Identity(pid, start_ns, job, run, role, rank, local_rank, size, node_rank)
     container, pod, python = (detail.get(name) for name in ("container", "pod", "python"))
-    ranks = Ranks(rank, size, local_rank, node_rank) if rank is not None and size is not None else None
+    evidence = detail.get("rank_source")
+    ranks = None
+    if rank is not None and size is not None:
+        ranks = Ranks(rank, size, local_rank, node_rank, source=evidence if evidence in SOURCES else "")
     return detail, Process(facts, identity, source, ranks, container, pod, str(detail.get("command", "")), python)
 
 

@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from probing.daemon.processes.facts import Facts
-from probing.daemon.processes.identity import Job, on_one_node, restarts_of
+from probing.daemon.processes.identity import Job, meeting_place, on_one_node, restarts_of
 from probing.daemon.source import ProcessKey
 
 __all__ = ("Runs", "anchor_of")
@@ -42,8 +42,8 @@ class Runs:
         restarts = restarts_of(facts.environ)
         if job.unique:
             return restarts
-        if not on_one_node(facts.environ, job):
-            place = f"{facts.environ.get('MASTER_ADDR')}:{facts.environ.get('MASTER_PORT')}"
+        if not on_one_node(facts.environ, job, facts.coordinator):
+            place = meeting_place(facts.environ, facts.coordinator)
             return f"{restarts}-{anchor_of('master', place)}"
         if launcher is not None:
             return f"{restarts}-{self._anchor(launcher)}"

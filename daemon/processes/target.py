@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from probing.api.errors import PrivilegeError, ProcessGone, TargetError
-from probing.daemon.processes.environment import ALLOWED_NAMES
+from probing.api.errors import PrivilegeError, ProbingError, ProcessGone, TargetError
+from probing.daemon.processes.environment import ALLOWED_NAMES, read_environ
+from probing.daemon.processes.liveness import running_thread
+from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.procfs import (
     Stat,
     clean_text,
@@ -37,25 +39,35 @@ MAX_PIDS = 65_536
 MAX_THREADS = 1_024
 MAX_ANCESTORS = 32
 MAX_TARGETS = 4_096
+# Reads of memory for an environment: some 130 for one of MAX_VARIABLES.
+MAX_READS, MAX_READ_BYTES = 1_024, 8 << 20
 _CHUNK = 64 << 10
 _LIBRARY = re.compile(
-    rb"/(?:(libpython[0-9][^/\n]*\.so)|(libtorch[^/\n]*\.so)|(libnccl[^/\n]*\.so)|(jaxlib/[^\n]*\.so))"
-    rb"[^/\n]*(?: \(deleted\))?\n"
+    rb"/(?:(libpython[0-9][^/\n]*\.so[^/\n]*|python3?(?:\.[0-9]+)?[a-z]*)"
+    rb"|(libtorch[^/\n]*\.so[^/\n]*)|(libnccl[^/\n]*\.so[^/\n]*)|(jaxlib/[^\n]*\.so[^/\n]*))(?: \(deleted\))?\n"
 )
 _LIBRARY_KINDS = ("python", "torch", "nccl", "jax")
 
 
 class Target:
-    """A process to read. ``start_ns`` 0 accepts whichever has the pid now. Raises ProcessGone."""
+    """A process to read. ``start_ns`` 0 accepts whichever has the pid now. Raises ProcessGone.
+
+    Where the main thread has ended before the others, ``dir_fd`` and the state in ``stat`` are of a thread that runs:
+    the kernel shows no memory and no files of a thread that has ended.
+    """
 
     def __init__(self, pid: int, start_ns: int = 0) -> None:
         self.pid = pid
         with self._errors():
-            self.dir_fd = os.open(f"/proc/{pid:d}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.dir_fd = self._main_fd = _open_directory(f"/proc/{pid:d}")
         try:
-            self.stat = self._stat()
+            self.stat = self._main_stat()
             if start_ns not in (0, self.stat.start_ns):
                 raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
+            if _main_thread_ended(self.stat) and (tid := running_thread(pid)):
+                with self._errors():
+                    self.dir_fd = _open_directory(f"/proc/{tid:d}")
+                self.stat = self.stat._replace(state=parse_stat(self.read("stat", 4096)).state)
         except BaseException:
             self.close()
             raise
@@ -65,7 +77,8 @@ class Target:
         return self.stat.start_ns
 
     def close(self) -> None:
-        os.close(self.dir_fd)
+        for fd in {self.dir_fd, self._main_fd}:
+            os.close(fd)
 
     def __enter__(self) -> Target:
         return self
@@ -75,7 +88,8 @@ class Target:
 
     def check(self) -> None:
         """Raises ProcessGone when the process has ended by now."""
-        if self._stat().state in "ZX":
+        stat = self._main_stat()
+        if stat.state in "ZX" and not _main_thread_ended(stat):
             raise ProcessGone(f"process {self.pid} exited while it was read")
 
     def read(self, name: str, limit: int) -> bytes:
@@ -108,8 +122,13 @@ class Target:
                 os.close(threads)
         return sorted(names - {""})
 
-    def _stat(self) -> Stat:
-        return parse_stat(self.read("stat", 4096))
+    def _main_stat(self) -> Stat:
+        with self._errors():
+            fd = os.open("stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._main_fd)
+            try:
+                return parse_stat(_read_all(fd, 4096))
+            finally:
+                os.close(fd)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -127,7 +146,11 @@ class Target:
 
 
 def identity(target: Target) -> dict[str, Any]:
-    """The facts of ``facts.Facts.from_reader``: clean texts, and only allowed variables of the environment."""
+    """The facts of ``facts.Facts.from_reader``: clean texts, and only allowed variables of the environment.
+
+    ``environ``: the variables as they were at exec, unless the process has written its title over them; ``variables``:
+    as getenv(3) finds them now, or None.
+    """
     status = parse_status(target.read("status", _CHUNK))
     arguments, cut = [], MAX_COMMAND
     for argument in parse_cmdline(target.read("cmdline", MAX_CMDLINE)):
@@ -136,6 +159,7 @@ def identity(target: Target) -> dict[str, Any]:
         cut -= len(text) + 1
         if cut <= 0:
             break
+    maps, program = target.read("maps", MAX_MAPS), target.link("exe")
     return {
         "pid": target.pid,
         "start_ns": target.start_ns,
@@ -143,12 +167,13 @@ def identity(target: Target) -> dict[str, Any]:
         "state": target.stat.state,
         "comm": clean_text(target.stat.comm, 64),
         "uid": status["Uid"][0],
-        "exe": clean_text(target.link("exe"), MAX_ARGUMENT),
+        "exe": clean_text(program, MAX_ARGUMENT),
         "cmdline": arguments,
         "environ": parse_environ(target.read("environ", MAX_ENVIRON), ALLOWED_NAMES),
+        "variables": _variables(target.pid, maps, program),
         "cgroup": [clean_text(path, MAX_ARGUMENT) for path in parse_cgroup(target.read("cgroup", _CHUNK))],
         "ancestors": _ancestors(target.stat.ppid),
-        "libraries": _libraries(target.read("maps", MAX_MAPS)),
+        "libraries": _libraries(maps),
         "threads": target.thread_names()[:64],
     }
 
@@ -204,6 +229,25 @@ def _ancestors(pid: int) -> list[list[Any]]:
         found.append([pid, start_ns, exe.removesuffix(" (deleted)").rpartition("/")[2]])
         pid = parent
     return found
+
+
+def _variables(pid: int, maps: bytes, program: bytes) -> dict[str, str] | None:
+    memory = ProcessMemory(pid, max_calls=MAX_READS, max_bytes=MAX_READ_BYTES)
+    try:
+        return read_environ(memory, maps, program, ALLOWED_NAMES)
+    except ProcessGone:
+        raise
+    except ProbingError:
+        return None  # the rest of its identity is still worth knowing
+
+
+def _main_thread_ended(stat: Stat) -> bool:
+    """Whether the main thread has ended and others have not."""
+    return stat.state == "Z" and stat.threads > 1
+
+
+def _open_directory(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _libraries(maps: bytes) -> list[str]:

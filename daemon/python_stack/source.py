@@ -9,10 +9,12 @@ import pyarrow as pa
 from probing.daemon.clock import ClockPair
 from probing.daemon.context import Context
 from probing.daemon.processes.parsers import ParserPools
+from probing.daemon.processes.ranking import ModuleState
 from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.answers import Known, StackAnswers
 from probing.daemon.python_stack.native.requests import NativeStacks
 from probing.daemon.python_stack.stacks.requests import PythonStacks
+from probing.daemon.python_stack.values.modules import module_state
 from probing.daemon.python_stack.values.requests import Values
 from probing.daemon.source import Identity, Source
 
@@ -41,6 +43,10 @@ class StacksOnDemand(Source):
     @property
     def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
         return {"python.backtrace": lambda pair: self.answers.backtrace(pair.real_ns)}
+
+    def module_state(self, pid: int, start_ns: int) -> ModuleState | None:
+        """The rank in the state of a process's Python modules, see ``values.modules``."""
+        return module_state(self.values, pid, start_ns)
 
     def stop(self) -> None:
         self.answers.close()

@@ -2,7 +2,7 @@
 # Installs the system packages that the checkout needs, and creates the daemon's users. Quick the second time.
 set -eu
 
-packages="binutils bpftool clang debootstrap g++ gcc groff-base iproute2 libbpf-dev libbpf1 libc6-dev libexpat1-dev linux-libc-dev llvm mandoc python3 python3-bpfcc python3-dev python3-venv systemd util-linux zlib1g-dev"
+packages="binutils bpftool clang debootstrap g++ gcc groff-base iproute2 libbpf-dev libbpf1 libc6-dev libexpat1-dev linux-libc-dev llvm mandoc musl-tools python3 python3-bpfcc python3-dev python3-venv systemd util-linux zlib1g-dev"
 
 # bcc compiles against kernel headers; those of another kernel suffice for probes that read no kernel structures.
 if [ ! -e /sys/kernel/kheaders.tar.xz ] && [ ! -e "/lib/modules/$(uname -r)/build" ]; then

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 
+from probing.daemon.processes.loaded_file import Read
 from probing.daemon.python_stack.walk.layouts import TABLE
-from probing.daemon.python_stack.walk.loaded import Read
 
 __all__ = ("release_of", "sys_hexversion")
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from probing.api.errors import CorruptTarget, NotPython, ProbingError, UnsupportedTarget
+from probing.daemon.processes.loaded_file import Loaded, Read, Segment
 from probing.daemon.processes.memory import PAGE
 from probing.daemon.processes.procfs import Mapping
 from probing.daemon.python_stack.walk.debug_offsets import COOKIE, DEBUG_OFFSETS_SIZE
 from probing.daemon.python_stack.walk.layouts import TABLE, Layout, layout_from_debug_offsets
-from probing.daemon.python_stack.walk.loaded import Loaded, Read, Segment
 from probing.daemon.python_stack.walk.locate import (
     SYMBOLS,
     RuntimeInfo,

@@ -28,8 +28,8 @@ from python_stack_helpers import (
 )
 
 from probing.api.errors import NotPython
+from probing.daemon.processes.loaded_file import Loaded
 from probing.daemon.processes.memory import ProcessMemory
-from probing.daemon.python_stack.walk.loaded import Loaded
 
 WORKERS = "4"
 Damage = Callable[[Path], None]

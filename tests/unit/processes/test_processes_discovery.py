@@ -55,6 +55,7 @@ class FakeReaders:
             "exe": "/usr/bin/python3.11",
             "cmdline": ["python3", "train.py"],
             "environ": {},
+            "variables": None,
             "cgroup": ["/"],
             "libraries": [],
             "threads": ["python3"],

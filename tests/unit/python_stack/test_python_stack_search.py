@@ -11,10 +11,10 @@ from long import examples
 from python_stack_image import BASE, Image, debug_offsets
 
 from probing.api.errors import NotPython, ProbingError, UnsupportedTarget
+from probing.daemon.processes.loaded_file import Loaded
 from probing.daemon.processes.memory import FakeMemory
 from probing.daemon.processes.procfs import Mapping
 from probing.daemon.python_stack.walk.layouts import TABLE, Layout, layout_of
-from probing.daemon.python_stack.walk.loaded import Loaded
 from probing.daemon.python_stack.walk.search import find_runtime
 
 LOADED = 0x5555_5555_0000

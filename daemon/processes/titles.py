@@ -1,0 +1,121 @@
+"""Reads the place of a process in its job from the title or the arguments that its framework gave it.
+
+Titles, as of vLLM 0.32 (vllm/v1/executor/multiproc_executor.py), SGLang 0.5 (sglang/srt/managers/scheduler.py) and Ray
+2.60 (the name of the actor's class). Arguments: DeepSpeed's launcher and torch.distributed.launch pass --local_rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from math import prod
+from typing import NamedTuple
+
+from probing.daemon.processes.identity import MAX_WORLD, Ranks
+
+__all__ = ("Place", "place_in_arguments", "place_in_title", "rank_in_grid", "role_in_title")
+
+
+class Place(NamedTuple):
+    """``coordinates`` of a process in the grid of its job, the slowest first. ``kind`` tells equal grids.
+
+    ``size``: the number of ranks where it is named; then there is one coordinate, the rank.
+    """
+
+    kind: str
+    coordinates: tuple[int, ...]
+    size: int | None = None
+
+
+class _Pattern(NamedTuple):
+    """``role`` of the processes with this title, empty where it says nothing. ``parts``: names of coordinates."""
+
+    title: re.Pattern[str]
+    role: str
+    parts: tuple[str, ...] = ()
+
+
+_PARTS = r"((?:_[A-Z]+(?:_[A-Z]+)?[0-9]{1,6})*)"
+_PART = re.compile(r"_([A-Z]+(?:_[A-Z]+)?)([0-9]{1,6})")
+# VLLM_PROCESS_NAME_PREFIX replaces VLLM. DCP and EP of vLLM, and EP of SGLang, divide the ranks of TP once more.
+_PATTERNS = (
+    _Pattern(re.compile(rf"[\w.-]{{1,64}}::Worker{_PARTS}"), "trainer", ("DP", "PP", "PCP", "TP")),
+    _Pattern(re.compile(r"[\w.-]{1,64}::EngineCore(?:_DP[0-9]+)?"), "engine"),
+    _Pattern(re.compile(r"[\w.-]{1,64}::(?:DPCoordinator|APIServer(?:_[0-9]+)?)"), "other"),
+    _Pattern(re.compile(rf"sglang::scheduler{_PARTS}"), "trainer", ("PP", "TP")),
+    _Pattern(re.compile(r"sglang::data_parallel_controller"), "engine"),
+    _Pattern(re.compile(r"sglang::(?:detokenizer|tokenizer_worker).{0,64}"), "other"),
+    _Pattern(re.compile(r"ray::TrainController.{0,64}"), "engine"),
+)
+_RANK = re.compile(r"(?<![a-z])rank[ _=:#-]?([0-9]{1,8})(?![0-9])(?: ?(?:/|of) ?([0-9]{1,8})(?![0-9]))?", re.IGNORECASE)
+_ARGUMENTS = (("rank", "world_size"), ("process_id", "num_processes"), ("local_rank", ""))
+
+
+def role_in_title(cmdline: tuple[str, ...]) -> str:
+    """Returns trainer, other, or engine (it starts trainers, or trains itself); empty for an unknown title."""
+    pattern, _ = _pattern(cmdline)
+    return pattern.role if pattern else ""
+
+
+def place_in_title(cmdline: tuple[str, ...]) -> Place | None:
+    """Returns the place that the title of a process names: ``VLLM::Worker_PP1_TP3``, or any title with ``rank 3/8``."""
+    pattern, match = _pattern(cmdline)
+    if pattern is not None and match is not None:
+        if not pattern.parts:
+            return None
+        numbers = {name: int(number) for name, number in _PART.findall(match[1])}
+        return Place(pattern.parts[-1], tuple(numbers.get(name, 0) for name in pattern.parts))
+    if len(cmdline) != 1 or (found := _RANK.search(cmdline[0])) is None:
+        return None
+    return _place("title", int(found[1]), int(found[2]) if found[2] else None)
+
+
+def place_in_arguments(cmdline: tuple[str, ...]) -> Place | None:
+    """Returns the place that the arguments name: ``--rank 3 --world-size 8``, or ``--local_rank=3``."""
+    values = dict(_options(cmdline))
+    for rank_name, size_name in _ARGUMENTS:
+        rank, size = values.get(rank_name), values.get(size_name)
+        if rank is not None and (place := _place(rank_name, rank, size)) is not None:
+            return place
+    return None
+
+
+def rank_in_grid(place: Place, places: Collection[Place]) -> Ranks | None:
+    """Returns the rank of ``place``; None where ``places``, those of all processes of the job, are no whole grid."""
+    if place.size is not None:
+        return Ranks(place.coordinates[0], place.size)
+    taken = {other.coordinates for other in places}
+    lengths = [max(numbers) + 1 for numbers in zip(*taken, strict=True)] if _alike(place, places) else []
+    # One process alone may be the only one that was seen.
+    if len(taken) < max(2, len(places)) or prod(lengths) != len(taken) or place.coordinates not in taken:
+        return None
+    rank = 0
+    for number, length in zip(place.coordinates, lengths, strict=True):
+        rank = rank * length + number
+    return Ranks(rank, len(taken), rank if place.kind == "local_rank" else None)
+
+
+def _alike(place: Place, places: Collection[Place]) -> bool:
+    return all(other.kind == place.kind and other.size is None for other in places)
+
+
+def _pattern(cmdline: tuple[str, ...]) -> tuple[_Pattern, re.Match[str]] | tuple[None, None]:
+    # A title takes the place of all arguments.
+    if len(cmdline) == 1:
+        for pattern in _PATTERNS:
+            if match := pattern.title.fullmatch(cmdline[0].rstrip()):
+                return pattern, match
+    return None, None
+
+
+def _place(kind: str, rank: int, size: int | None) -> Place | None:
+    return Place(kind, (rank,), size) if size is None or rank < size <= MAX_WORLD else None
+
+
+def _options(cmdline: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    for at, word in enumerate(cmdline):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            value = value if equals else (cmdline[at + 1] if at + 1 < len(cmdline) else "")
+            if value.isascii() and value.isdigit() and len(value) <= 8:
+                yield name.replace("-", "_"), int(value)

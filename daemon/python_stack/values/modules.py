@@ -1,0 +1,57 @@
+"""Reads from Python modules of a process which rank it is, where its framework tells nobody else.
+
+JAX: ``jax._src.distributed.State`` (jax/_src/distributed.py of 0.4 to 0.12), set before the ranks meet. vLLM:
+``GroupCoordinator`` of all its ranks (vllm/distributed/parallel_state.py of 0.6 to 0.32).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Protocol
+
+from probing.daemon.processes.identity import MAX_WORLD, Ranks
+from probing.daemon.processes.ranking import ModuleState
+from probing.daemon.stack_wire import NamedVariable
+
+__all__ = ("module_state",)
+
+TIMEOUT_S = 1.0
+_JAX = "module:jax._src.distributed.global_state"
+_VLLM = "module:vllm.distributed.parallel_state._WORLD"
+# rank, number of ranks, local rank, coordinator
+_NAMES = (
+    (f"{_JAX}.process_id", f"{_JAX}.num_processes", "", f"{_JAX}.coordinator_address"),
+    (f"{_VLLM}.rank", f"{_VLLM}.world_size", f"{_VLLM}.local_rank", ""),
+)
+_COORDINATOR = re.compile(r"'([\w.\-\[\]:]{1,200}:[0-9]{1,5})'")
+
+
+class _Values(Protocol):
+    """``values.requests.Values``."""
+
+    def of_process(self, pid: int, start_ns: int, names: list[str], deadline: float) -> list[NamedVariable]: ...
+
+
+def module_state(values: _Values, pid: int, start_ns: int) -> ModuleState | None:
+    """Returns what the modules of a process say; None where they are not imported, or not initialized yet.
+
+    Raises like ``Values.of_process``.
+    """
+    names = [name for group in _NAMES for name in group if name]
+    rows = {row["name"]: row for row in values.of_process(pid, start_ns, names, time.monotonic() + TIMEOUT_S)}
+    for rank_name, size_name, local_name, coordinator_name in _NAMES:
+        rank, size, local = (_whole(rows.get(name)) for name in (rank_name, size_name, local_name))
+        if rank is not None and size is not None and rank < size <= MAX_WORLD:
+            return ModuleState(Ranks(rank, size, local), _coordinator(rows.get(coordinator_name)))
+    return None
+
+
+def _whole(row: NamedVariable | None) -> int | None:
+    number = row["number"] if row is not None else None
+    return int(number) if number is not None and 0 <= number <= MAX_WORLD and number == int(number) else None
+
+
+def _coordinator(row: NamedVariable | None) -> str:
+    match = _COORDINATOR.fullmatch((row["value"] or "") if row is not None else "")
+    return match[1] if match else ""
