@@ -52,7 +52,10 @@ class _NativeMissing(TypedDict, total=False):
 
 
 class Thread(_NativeMissing):
-    """``frames`` innermost first. ``native_missing``: why native frames are missing, only where they were asked for."""
+    """``frames`` innermost first. ``trains``: it issues the collectives.
+
+    ``native_missing``: why native frames are missing, only where they were asked for.
+    """
 
     node: str
     job: str
@@ -60,6 +63,7 @@ class Thread(_NativeMissing):
     pid: int
     tid: int
     thread: str
+    trains: bool
     state: str
     gil: bool | None
     complete: bool
@@ -127,6 +131,8 @@ def thread_of(node: str, t: pb.Thread, *, native: bool = False, local_variables:
         "pid": t.pid,
         "tid": t.tid,
         "thread": t.thread,
+        # Older nodes do not say which thread trains.
+        "trains": t.trains if t.HasField("trains") else t.tid == t.pid,
         "state": t.state,
         "gil": t.gil if t.HasField("gil") else None,
         "complete": t.complete,

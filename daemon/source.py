@@ -47,7 +47,10 @@ class ProcessKey(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """The job, run, role and rank of a process, as in every table. Ranks are None unless ``role`` is trainer."""
+    """The job, run, role and rank of a process, as in every table. Ranks are None unless ``role`` is trainer.
+
+    ``train_tid``: the thread that issues its collectives; None: the main thread, or none is known.
+    """
 
     pid: int
     start_ns: int
@@ -58,6 +61,12 @@ class Identity(NamedTuple):
     local_rank: int | None = None
     world_size: int | None = None
     node_rank: int | None = None
+    train_tid: int | None = None
+
+    @property
+    def trains(self) -> int:
+        """The thread that trains."""
+        return self.train_tid or self.pid
 
     @property
     def key(self) -> ProcessKey:

@@ -105,13 +105,14 @@ class Thread(_Thread, total=False):
 
 
 class ProcessStacks(NamedTuple):
-    """The threads of one process, as JSON for ``threads_of``."""
+    """The threads of one process, as JSON for ``threads_of``. ``trains``: the tid of the thread that trains."""
 
     job: str
     run: str
     rank: int | None
     pid: int
     start_ns: int
+    trains: int
     packed: bytes
 
 
@@ -120,8 +121,8 @@ def join_stacks(
 ) -> tuple[dict[str, Any], bytes]:
     """Header and payload of the collector's answer: header ``index``, the length of the index at the payload's begin.
 
-    The index is JSON: ``{"processes": [[job, run, rank, pid, start_ns, bytes], ...], "failures": [...]}``. Then follow
-    the packed stacks, in the same order.
+    The index is JSON: ``{"processes": [[job, run, rank, pid, start_ns, trains, bytes], ...], "failures": [...]}``. Then
+    follow the packed stacks, in the same order.
     """
     processes = list(processes)
     rows = [[*process[:-1], len(process.packed)] for process in processes]
@@ -135,8 +136,9 @@ def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[Proces
         at = int(header["index"])
         index = json.loads(payload[:at])
         processes = []
-        for job, run, rank, pid, start_ns, size in index["processes"]:
-            processes.append(ProcessStacks(job, run, rank, pid, start_ns, payload[at : at + size]))
+        for *process, size in index["processes"]:
+            job, run, rank, pid, start_ns, trains = process
+            processes.append(ProcessStacks(job, run, rank, pid, start_ns, trains, payload[at : at + size]))
             at += size
         return processes, list(index["failures"])
     except (KeyError, TypeError, ValueError, RecursionError) as e:

@@ -94,7 +94,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread and its stack, innermost frame first. ``main``: it is the main thread of its process.
+    """A thread and its stack, innermost frame first. ``main``: it trains, so it issues the collectives of its process,
+    or is the main thread where no thread is known to.
 
     ``since_ns``: since when each sample showed this innermost Python frame; None without samples. ``moving``: whether
     the stack differed between two readings; None after one reading. ``native_missing``: why there are no native frames.

@@ -70,7 +70,7 @@ def halted(rank: Rank) -> bool:
 
 
 def main_thread(rank: Rank) -> Thread | None:
-    """Returns the main thread; None if its stack was not read."""
+    """Returns the thread that trains, which is the main thread unless known otherwise; None without its stack."""
     return next((thread for thread in rank.threads if thread.main and thread.frames), None)
 
 

@@ -20,6 +20,7 @@ _PROCESS_COLUMNS = (
         " start), communicator (the one that spans the job), scheduler (variables of Slurm or MPI), title, arguments,"
         " module (state of Python modules); NULL without a rank.",
     ),
+    Column("train_tid", I32, "The thread that issues the collectives; NULL: the main thread, or none is known."),
     Column("ppid", I32, "Parent process."),
     Column("uid", I32, "User id of the process."),
     Column("role", NAME, "trainer, launcher, data_loader or other."),

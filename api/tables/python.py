@@ -9,6 +9,7 @@ __all__ = ("BACKTRACE", "FLIGHT_RECORD", "FRAMES", "SAMPLES", "STACKS", "TRAININ
 
 _RANK = Column("rank", I32, "Rank in the job, for a trainer.")
 _TID = Column("tid", I32, "Thread id as the host sees it.")
+_TRAINS = "Whether it is the thread that issues the collectives; the main thread, where none is known to"
 
 # Innermost first.
 FRAMES = Type(
@@ -24,6 +25,7 @@ BACKTRACE = Table(
         _RANK,
         _TID,
         Column("thread", TEXT, "Name that Python's threading gave the thread, else the kernel's."),
+        Column("trains", BOOL, _TRAINS),
         Column("state", NAME, "Kernel state of the thread: running, sleeping, blocked, stopped or zombie."),
         Column("gil", BOOL, "Whether the thread holds the interpreter lock; NULL when it cannot be known."),
         Column("complete", BOOL, "False when the stack changed while it was read, or was cut."),
@@ -44,6 +46,7 @@ _SAMPLE_COLUMNS = (
     _TID,
     Column("thread", TEXT, "The kernel's name of the thread."),
     Column("stack_id", U64, "The stack, in python.stacks; equal for equal stacks on all nodes."),
+    Column("trains", BOOL, f"{_TRAINS}; NULL in rows of older versions."),
     Column("on_cpu", BOOL, "Whether the thread was running; false: it was blocked or waited for a CPU."),
     Column("gil", BOOL, "Whether the thread held the interpreter lock; NULL when it cannot be known."),
     Column("count", I64, "Samples that were equal within a second and are this row."),

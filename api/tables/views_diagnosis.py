@@ -21,8 +21,8 @@ _OPERATIONS = (
 )
 # A row of samples on the CPU stands for samples within a second, one off the CPU for a wait.
 _SAMPLES = (
-    f"SELECT {_WHO}, tid = pid AS main, on_cpu, stack_id, epoch_ns(ts) AS began, epoch_ns(ts) + duration_ns AS ended"
-    f" FROM python.samples WHERE ts > now() - {_LONGEST} AND rank IS NOT NULL"
+    f"SELECT {_WHO}, coalesce(trains, tid = pid) AS main, on_cpu, stack_id, epoch_ns(ts) AS began,"
+    f" epoch_ns(ts) + duration_ns AS ended FROM python.samples WHERE ts > now() - {_LONGEST} AND rank IS NOT NULL"
 )
 # A stack is written down again each hour that it is seen.
 _STACKS = (

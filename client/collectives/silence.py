@@ -47,9 +47,9 @@ _UNSEEN = {"gaps": _GAPS, "starts": _STARTS, "last operations": _LAST}
 def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
     """Returns a row for each of ``processes`` (node, job, run, rank, pid, start_ns), at most MOST_ASKED of a node.
 
-    ``waits_in``: the native function in which the process waits; ``python``: the main thread's innermost frame;
-    ``native_missing``: why its native frames are missing; ``unseen_until``, ``unseen_why``: operations that began
-    before are not seen, and why; ``began_unseen``: the present wait is such a one; ``reason``: why there is no stack.
+    ``waits_in``: the native function in which the process waits; ``python``: the innermost frame of its thread that
+    trains; ``native_missing``: why its native frames are missing; ``unseen_until``, ``unseen_why``: operations that
+    began before are not seen, and why; ``began_unseen``: the present wait is such a one; ``reason``: why there is no stack.
     """
     asked: dict[str, list[Row]] = {}
     for row in processes:
@@ -63,7 +63,7 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
     for row in chosen:
         process = row["node"], row["pid"]
         threads = stacks.get(process, [])
-        main = next((t for t in threads if t["tid"] == t["pid"]), None)
+        main = next((t for t in threads if t["trains"]), None)
         until, why, last = unseen.get(process, (None, None, None))
         native = waits_in(threads)
         found.append(

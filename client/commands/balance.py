@@ -48,7 +48,7 @@ SELECT job, run, comm, arg_max(parallel_role, ts) AS role FROM comm.communicator
 """
 _SAMPLES = """
 SELECT node, pid, start_ns, stack_id, sum(duration_ns) AS ns FROM python.samples
-WHERE tid = pid AND {window} GROUP BY node, pid, start_ns, stack_id ORDER BY ns DESC LIMIT 20000
+WHERE coalesce(trains, tid = pid) AND {window} GROUP BY node, pid, start_ns, stack_id ORDER BY ns DESC LIMIT 20000
 """
 _SYNCS = """
 SELECT node, pid, start_ns, sum(duration_ns) AS ns FROM cuda.syncs WHERE {window} GROUP BY node, pid, start_ns

@@ -162,11 +162,11 @@ def _lost(cluster: Cluster) -> list[str]:
 
 
 def _python(cluster: Cluster, job: str | None) -> tuple[dict[Process, str], list[str]]:
-    """Returns the innermost frame of every main thread as text, and a line for each stack that could not be read."""
+    """Returns the innermost frame of every thread that trains, and a line for each stack that could not be read."""
     try:
         found = cluster.stacks(job=job or "")
     except ProbingError as e:
         # The other columns are still shown.
         return {}, [f"stacks: {e.message}"]
-    main = {process_of(t): innermost(t["frames"]) or "" for t in found.threads if t["tid"] == t["pid"]}
+    main = {process_of(t): innermost(t["frames"]) or "" for t in found.threads if t["trains"]}
     return main, [f"stack of pid {f['pid']} on {f['node']}: {f['reason']}" for f in found.failures]

@@ -113,7 +113,7 @@ def _stacks(stacks: Sequence[StackOf]) -> list[StackOf]:
 def _stack(stack: StackOf, facts: Facts, width: int | None) -> Iterator[str]:
     thread = stack.thread
     yield ""
-    name = "main thread" if thread.main else f"thread {thread.name or thread.tid}"
+    name = "main thread" if thread.tid == stack.pid else f"thread {thread.name or thread.tid}"
     yield f"Stack of rank {stack.rank} ({stack.role}), {name}{_since(stack, facts)}:"
     frames = _telling(thread.frames)
     for frame in frames[:_MOST_FRAMES]:

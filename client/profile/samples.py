@@ -27,7 +27,7 @@ FROM python.samples WHERE {where} GROUP BY node, job, rank, pid, thread, stack_i
 """
 _AWAY = """
 SELECT sum(CASE WHEN on_cpu THEN 0 ELSE duration_ns END) AS away, sum(duration_ns) AS whole
-FROM python.samples WHERE tid = pid AND {where}
+FROM python.samples WHERE coalesce(trains, tid = pid) AND {where}
 """
 _STACKS = """
 SELECT stack_id, any_value(complete) AS complete, any_value(frames) AS frames

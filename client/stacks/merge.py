@@ -82,16 +82,16 @@ class Group(_Merged):
 
 
 def merge(threads: Iterable[Thread], *, every_thread: bool = False) -> list[Group]:
-    """Returns the groups of ``threads``, by job; main threads alone unless ``every_thread``.
+    """Returns the groups of ``threads``, by job; those that train alone unless ``every_thread``.
 
-    Main threads come first, then the others by name. Siblings: fewest members first; incomplete stacks last.
+    Threads that train come first, then the others by name. Siblings: fewest members first; incomplete stacks last.
     """
     chosen: dict[tuple[str, bool, str], list[Thread]] = {}
     for thread in threads:
-        main = thread["tid"] == thread["pid"]
-        if main or every_thread:
+        if thread["trains"] or every_thread:
+            main = thread["tid"] == thread["pid"]
             name = "MainThread" if main else re.sub(r"\d+", "*", thread["thread"] or "(unnamed)")
-            chosen.setdefault((thread["job"], not main, name), []).append(thread)
+            chosen.setdefault((thread["job"], not thread["trains"], name), []).append(thread)
     return [_group(job, name, chosen[job, other, name], other) for job, other, name in sorted(chosen)]
 
 

@@ -111,7 +111,7 @@ class Fetcher:
 
 
 class Functions:
-    """Keeps the innermost Python frame of each main thread, read every 2 s in a thread of its own.
+    """Keeps the innermost Python frame of each process's thread that trains, read every 2 s in a thread of its own.
 
     A process that is slow to read holds up nothing else.
     """
@@ -154,7 +154,7 @@ class Functions:
 
         reply = self._cluster.connection(address).stacks(pb.StacksRequest(pids=pids), seconds)
         found: dict[Process, str] = {(reply.node, failed.pid): f"({failed.error.message})" for failed in reply.failures}
-        for thread in reply.threads:
-            if thread.tid == thread.pid:
-                found[reply.node, thread.pid] = innermost(thread_of(reply.node, thread)["frames"]) or ""
+        for thread in (thread_of(reply.node, one) for one in reply.threads):
+            if thread["trains"]:
+                found[reply.node, thread["pid"]] = innermost(thread["frames"]) or ""
         return reply.node, found

@@ -32,6 +32,10 @@ def _no_module_state(_pid: int, _start_ns: int) -> ModuleState | None:
     return None
 
 
+def _no_python(_pid: int, _start_ns: int, _tid: int) -> bool:
+    return False
+
+
 def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
     return ()
 
@@ -39,7 +43,8 @@ def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
 class Discovery:
     """The source ``processes``, and the ``Processes`` of all others. Safe for any thread.
 
-    ``python_version``, ``module_state`` and ``backends`` (pid, start_ns) ask other sources and may raise ProbingError.
+    ``python_version``, ``module_state``, ``backends`` (pid, start_ns) and ``runs_python`` (pid, start_ns, tid) ask
+    other sources and may raise ProbingError.
     ``cgroup``: watch only processes of this control group; empty: all. ``own``: pids to ignore.
     ``rescan_s``: how often all processes are listed, s; ``grace_s``: how long a process may be missing from the list
     without an exit event, s.
@@ -56,6 +61,7 @@ class Discovery:
         *,
         python_version: Callable[[int, int], str] = _no_version,
         module_state: Callable[[int, int], ModuleState | None] = _no_module_state,
+        runs_python: Callable[[int, int, int], bool] = _no_python,
         backends: Callable[[int, int], Iterable[str]] = _no_backends,
         cgroup: str = "",
         own: Container[int] = (),
@@ -82,6 +88,7 @@ class Discovery:
             self._lineage,
             python_version=python_version,
             module_state=module_state,
+            runs_python=runs_python,
             backends=backends,
             cgroup=cgroup,
             own=own,
@@ -125,6 +132,10 @@ class Discovery:
     def on_communicator(self, pid: int, start_ns: int, membership: Membership) -> None:
         """The process has a communicator: one of the whole job gives its rank where the environment names none."""
         self._identification.post("membership", (pid, start_ns), membership)
+
+    def on_issuer(self, pid: int, start_ns: int, tid: int) -> None:
+        """Most collectives of the process are issued by this thread. It trains if it runs Python."""
+        self._identification.post("issuer", ProcessKey(pid, start_ns), tid)
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
         """See ``source.Processes``. A process that ended before it was read has its parent's job and run. No lock."""

@@ -64,6 +64,7 @@ class Identification:
         python_version: Callable[[int, int], str],
         backends: Callable[[int, int], Iterable[str]],
         module_state: Callable[[int, int], ModuleState | None],
+        runs_python: Callable[[int, int, int], bool],
         cgroup: str,
         own: Container[int],
         rescan_s: float,
@@ -79,6 +80,7 @@ class Identification:
         self._python_version = python_version
         self._backends = backends
         self._module_state = module_state
+        self._runs_python = runs_python
         self._cgroup = cgroup.rstrip("/")
         self._own = own
         self._rescan_s = rescan_s
@@ -205,6 +207,8 @@ class Identification:
                 self._agenda.add(values[0], 0.0)
         elif kind == "facts":
             self._take(values)
+        elif kind == "issuer":
+            self._ask_python(self._check_thread, *values)
         else:
             self._note(kind, *values)
 
@@ -219,6 +223,8 @@ class Identification:
         with self._known:
             if kind == "python":
                 changed = self._registry.note_python(key, *values)
+            elif kind == "thread":
+                changed = self._registry.note_thread(key, *values)
             elif kind == "module":
                 changed = self._registry.note_module(key, *values)
             elif kind == "backends":
@@ -241,6 +247,7 @@ class Identification:
         key = ProcessKey(pid, start_ns)
         self._ignored.discard(key)
         self._grouped.discard(key)
+        self._versioned.discard(key)
         self._looks.pop(key, None)
         with self._known:
             watched = self._registry.get(key) is not None
@@ -368,9 +375,19 @@ class Identification:
             self._wanted.add(facts.pid)
             self._agenda.add(facts.pid, next_look_s(looks, near=process is not None or facts.framework))
 
-    def _ask_python(self, ask: Callable[[ProcessKey], None], key: ProcessKey) -> None:
+    def _ask_python(self, ask: Callable[..., None], *values: Any) -> None:
         assert self._pythons is not None
-        self._pythons.submit(ask, key)
+        self._pythons.submit(ask, *values)
+
+    def _check_thread(self, key: ProcessKey, tid: int) -> None:
+        # Autograd and Horovod issue collectives in threads of C++, for a thread that trains.
+        try:
+            trains = tid == key.pid or self._runs_python(*key, tid)
+        except ProbingError as e:
+            _log.info("the threads of process %d cannot be read: %s", key[0], e.message)
+            return
+        if trains:
+            self.post("thread", key, tid)
 
     def _find_module_state(self, key: ProcessKey) -> None:
         try:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import parse_stat, parse_status
 
-__all__ = ("ProcessNow", "is_alive", "process_now", "real_user", "running_thread")
+__all__ = ("ProcessNow", "is_alive", "process_now", "real_user", "running_thread", "thread_exists")
 
 _STATUS_BYTES = 64 << 10
 _MAX_THREADS = 64
@@ -51,6 +51,11 @@ def running_thread(pid: int) -> int | None:
     except OSError:
         return None
     return next((tid for tid in tids[:_MAX_THREADS] if _runs(pid, tid)), None)
+
+
+def thread_exists(pid: int, tid: int) -> bool:
+    """Whether the thread is one of the process and has not ended."""
+    return Path(f"/proc/{pid}/task/{tid}").exists()
 
 
 def _runs(pid: int, tid: int) -> bool:

@@ -66,6 +66,7 @@ class Registry:
         # Called exec, and were not read since.
         self._replaced: set[ProcessKey] = set()
         self._pythons: dict[ProcessKey, str] = {}
+        self._train_tids: dict[ProcessKey, int] = {}
 
     def __contains__(self, key: ProcessKey) -> bool:
         return key in self._facts and not self._gone(key)
@@ -147,6 +148,19 @@ class Registry:
         self._facts[key] = replace(facts, coordinator=state.coordinator)
         return self._assign()
 
+    def note_thread(self, key: ProcessKey, tid: int) -> list[Process]:
+        """Note which thread of a process trains."""
+        if self._train_tids.get(key) == tid or key not in self._watched:
+            return []
+        self._train_tids[key] = tid
+        return self._assign()
+
+    def _train_tid(self, key: ProcessKey) -> int | None:
+        tid = self._train_tids.get(key)
+        if tid is None and key in self._restored:
+            tid = self._dead[key].identity.train_tid if key in self._dead else None
+        return None if tid == key.pid else tid
+
     def note_python(self, key: ProcessKey, version: str | None) -> list[Process]:
         """Set the CPython version of a watched process."""
         process = self._watched.get(key)
@@ -162,6 +176,7 @@ class Registry:
         """The process ended; returns it if it was watched and alive."""
         self._runs.ended(key)
         self._pythons.pop(key, None)
+        self._train_tids.pop(key, None)
         self._replaced.discard(key)
         process = self._watched.get(key)
         if process is None:
@@ -186,6 +201,7 @@ class Registry:
     def replaced(self, key: ProcessKey) -> None:
         """The process called exec: drop what belongs to its program."""
         self._pythons.pop(key, None)
+        self._train_tids.pop(key, None)
         if key in self._facts:
             self._replaced.add(key)
 
@@ -242,14 +258,10 @@ class Registry:
         container, pod = container_of(facts.cgroup)
         ranks = self._ranks(facts) if role == "trainer" else None
         job, run = self._job_and_run(facts, role, assigned, ranks, container, pod)
-        identity = Identity(
-            facts.pid,
-            facts.start_ns,
-            job.name,
-            run,
-            role,
-            *((ranks.rank, ranks.local_rank, ranks.world_size, ranks.node_rank) if ranks else ()),
-        )
+        numbers = (ranks.rank, ranks.local_rank, ranks.world_size, ranks.node_rank) if ranks else ()
+        identity = Identity(*key, job.name, run, role, *numbers)
+        if role == "trainer":
+            identity = identity._replace(train_tid=self._train_tid(key))
         if before is not None and before.identity == identity:
             before.facts, before.ranks = facts, ranks
             return None

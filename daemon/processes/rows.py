@@ -38,6 +38,7 @@ def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> d
         "world_size": who.world_size,
         "node_rank": who.node_rank,
         "rank_source": process.ranks.source if process.ranks else None,
+        "train_tid": who.train_tid,
         "ppid": process.facts.ppid,
         "uid": process.facts.uid,
         "role": who.role,
@@ -74,6 +75,7 @@ def detail_of(process: Process, boot_id: str) -> str:
             "local_rank": who.local_rank,
             "world_size": who.world_size,
             "node_rank": who.node_rank,
+            "train_tid": who.train_tid,
             "rank_source": process.ranks.source if process.ranks else None,
             "job_source": process.job_source,
             "ppid": facts.ppid,
@@ -97,14 +99,14 @@ def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tup
         return None
     if not isinstance(detail, dict) or detail.get("boot_id") != boot_id:
         return None
-    numbers = [detail.get(name) for name in ("rank", "local_rank", "world_size", "node_rank")]
+    numbers = [detail.get(name) for name in ("rank", "local_rank", "world_size", "node_rank", "train_tid")]
     texts = [detail.get(name) for name in ("job", "run", "role", "job_source")]
     if not all(n is None or isinstance(n, int) for n in numbers) or not all(isinstance(t, str) for t in texts):
         return None
     job, run, role, source = map(str, texts)
     facts = Facts(pid, start_ns, int(detail.get("ppid") or 0), int(detail.get("uid") or 0), exe=str(detail.get("exe")))
-    rank, local_rank, size, node_rank = numbers
-    identity = Identity(pid, start_ns, job, run, role, rank, local_rank, size, node_rank)
+    rank, local_rank, size, node_rank, train_tid = numbers
+    identity = Identity(pid, start_ns, job, run, role, rank, local_rank, size, node_rank, train_tid)
     container, pod, python = (detail.get(name) for name in ("container", "pod", "python"))
     evidence = detail.get("rank_source")
     ranks = None

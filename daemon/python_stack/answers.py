@@ -87,7 +87,7 @@ class StackAnswers:
         processes = []
         for (pid, start_ns), text in packed:
             process = by_key[ProcessKey(pid, start_ns)]
-            processes.append(ProcessStacks(process.job, process.run, process.rank, pid, start_ns, text))
+            processes.append(ProcessStacks(process.job, process.run, process.rank, pid, start_ns, process.trains, text))
         processes.sort(key=lambda p: (p.job, p.run, p.rank is None, p.rank, p.pid))
         return processes, [_failure(by_key[ProcessKey(f.pid, f.start_ns)], f) for f in failures]
 
@@ -95,6 +95,9 @@ class StackAnswers:
         """Returns ``values`` and ``failures`` as in VarsReply. Raises NotFound for an unknown job or pid."""
         by_key = {i.key: i for i in self.chosen(pids, job)}
         values, failures = self._values.values(by_key, names, timeout)
+        trains = {key.pid: who.trains for key, who in by_key.items()}
+        place = {name: n for n, name in enumerate(names)}
+        values.sort(key=lambda v: (place.get(v["name"], 0), v["tid"] != trains[v["pid"]]))
         rows = [_with_job(by_key[ProcessKey(v["pid"], v["start_ns"])], v) for v in values]
         return {
             "values": sorted(rows, key=lambda v: (v["job"], v["run"], v["rank"] is None, v["rank"], v["pid"])),
@@ -109,6 +112,7 @@ class StackAnswers:
         for thread in threads:
             known = by_key[ProcessKey(thread["pid"], thread["start_ns"])]
             common = {**_with_job(known, thread), "node": self._node, "ts": now_ns}
+            common["trains"] = thread["tid"] == known.trains
             for depth, frame in enumerate(thread["frames"]):
                 rows.append({**common, **frame, "depth": depth})
         return batch_of("python.backtrace", rows)

@@ -48,6 +48,16 @@ class StacksOnDemand(Source):
         """The rank in the state of a process's Python modules, see ``values.modules``."""
         return module_state(self.values, pid, start_ns)
 
+    def runs_python(self, pid: int, start_ns: int, tid: int) -> bool:
+        """Whether a thread has Python frames now. Raises ProbingError where they cannot be read."""
+        threads, failures = self.stacks.stacks([(pid, start_ns)])
+        for thread in threads:
+            if thread["tid"] == tid:
+                return bool(thread["frames"])
+        if failures:
+            raise failures[0].error
+        return False
+
     def stop(self) -> None:
         self.answers.close()
         self.values.close()

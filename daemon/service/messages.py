@@ -39,9 +39,9 @@ def stacks_reply(
 # A process that hangs gives the same bytes each time: making messages of it costs more than all else here.
 @lru_cache(maxsize=256)
 def _threads(process: ProcessStacks) -> tuple[pb.Thread, ...]:
-    job, run, rank, pid, start_ns, packed = process
+    job, run, rank, pid, start_ns, trains, packed = process
     common = {"job": job, "run": run, "rank": rank, "pid": pid, "start_ns": start_ns}
-    return tuple(_thread({**thread, **common}) for thread in threads_of(packed))
+    return tuple(_thread({**thread, **common, "trains": thread["tid"] == trains}) for thread in threads_of(packed))
 
 
 def vars_reply(node: str, found: Mapping[str, Any]) -> pb.VarsReply:
@@ -97,6 +97,7 @@ def _thread(thread: Mapping[str, Any]) -> pb.Thread:
         state=thread.get("state") or "",
         gil=thread.get("gil"),
         complete=bool(thread.get("complete")),
+        trains=thread.get("trains"),
         native_missing=thread.get("native_missing") or "",
         frames=[
             pb.Frame(

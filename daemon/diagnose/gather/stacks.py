@@ -36,12 +36,14 @@ def threads_of_processes(
     waits: Mapping[Key, Sequence[Row]],
     innermost: Mapping[Key, Innermost | None],
 ) -> dict[Key, tuple[Thread, ...]]:
-    """Returns the threads of each process, the main thread first.
+    """Returns the threads of each process, the one that trains first.
 
     ``first`` and ``second``: two readings of Python frames; ``native``: with native frames, of some processes.
     ``waits``: rows of ``thread_waits``. Raises InternalError for stacks that make no sense.
     """
-    earlier, later, deeper = _by_process(first), _by_process(second), _by_process(native)
+    readings = [list(reading) for reading in (first, second, native)]
+    earlier, later, deeper = map(_by_process, readings)
+    trains = {Key(one.pid, one.start_ns): one.trains for reading in readings for one in reading}
     found = {}
     for key in {**later, **earlier, **deeper}:
         best = deeper.get(key) or earlier.get(key) or later[key]
@@ -49,7 +51,8 @@ def threads_of_processes(
             _add_locals(best, earlier[key])
         moving = _moving(earlier.get(key), later.get(key))
         own = {row["tid"]: row for row in waits.get(key, ())}
-        threads = [_thread(one, key, moving, own, innermost.get(key)) for one in best]
+        tid = trains[key] if any(one["tid"] == trains[key] for one in best) else key.pid
+        threads = [_thread(one, tid, moving, own, innermost.get(key)) for one in best]
         found[key] = tuple(sorted(threads, key=lambda t: (not t.main, not t.gil, t.tid))[:_MAX_THREADS])
     return found
 
@@ -89,9 +92,9 @@ def _line(frame: WireFrame) -> tuple[str, str, int | None]:
 
 
 def _thread(
-    thread: WireThread, key: Key, moving: Mapping[int, bool], waits: Mapping[int, Row], innermost: Innermost | None
+    thread: WireThread, trains: int, moving: Mapping[int, bool], waits: Mapping[int, Row], innermost: Innermost | None
 ) -> Thread:
-    tid, main = thread["tid"], thread["tid"] == key.pid
+    tid, main = thread["tid"], thread["tid"] == trains
     frames = tuple(_frame(frame) for frame in _ends(thread["frames"]))
     wait: dict[str, Any] = {name: waits.get(tid, {}).get(name) for name in _WAIT}
     since = _since(frames, innermost) if main else None

@@ -130,12 +130,13 @@ GROUP BY run, part ORDER BY run, ended_ns
 
 
 def _samples(of_job: str, window: Window) -> str:
-    """The most frequent stacks of main threads, recent and past."""
+    """The most frequent stacks of the threads that train, recent and past."""
     since = _at(window.stalled - 600 * SECOND_NS)
     return f"""
 WITH sums AS (
   SELECT {_WHO}, ts > {_at(window.stalled)} AS recent, stack_id, on_cpu, sum(duration_ns) AS ns
-  FROM python.samples WHERE {of_job} AND tid = pid AND ts > {since} GROUP BY {_WHO}, recent, stack_id, on_cpu
+  FROM python.samples WHERE {of_job} AND coalesce(trains, tid = pid) AND ts > {since}
+  GROUP BY {_WHO}, recent, stack_id, on_cpu
 ), top AS (
   SELECT {_WHO}, recent, stack_id, on_cpu, ns::DOUBLE / nullif(sum(ns) OVER (PARTITION BY {_WHO}, recent), 0) AS share
   FROM sums
@@ -150,11 +151,11 @@ ORDER BY share DESC LIMIT 16384
 
 
 def _since(of_job: str, window: Window) -> str:
-    """The innermost frame of each main thread in its newest sample, and since when no sample shows another."""
+    """The innermost frame of each thread that trains in its newest sample, and since when no sample shows another."""
     return f"""
 WITH own AS (
   SELECT {_WHO}, ts, stack_id FROM python.samples
-  WHERE {of_job} AND tid = pid AND ts > {_at(window.stalled - 600 * SECOND_NS)}
+  WHERE {of_job} AND coalesce(trains, tid = pid) AND ts > {_at(window.stalled - 600 * SECOND_NS)}
 ), known AS (
   SELECT stack_id, any_value(frames[1].func) AS func, any_value(frames[1].file) AS file FROM python.stacks
   WHERE ts > {_at(window.stalled - 2 * HOUR_NS)} AND stack_id IN (SELECT stack_id FROM own) GROUP BY stack_id

@@ -24,6 +24,7 @@ from probing.daemon.nccl_uprobes.communicators.rows import Communicators
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
 from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS
 from probing.daemon.nccl_uprobes.layouts.nccl import NCCL_LAYOUTS
+from probing.daemon.nccl_uprobes.operations.issuers import Issuers
 from probing.daemon.nccl_uprobes.operations.open_operations import MAP, OpenOperations, abandoned
 from probing.daemon.nccl_uprobes.operations.placement import place_probes
 from probing.daemon.nccl_uprobes.operations.rows import finished_rows, inflight_rows
@@ -48,7 +49,7 @@ _MAX_ENDED = 16384
 
 class CollectivesSource(Source):
     """``symbols`` finds symbols by pattern in the file at a descriptor; ``layouts`` looks into builds of NCCL that the
-    shipped table lacks. ``joined`` is that of ``Communicators``.
+    shipped table lacks. ``joined`` is that of ``Communicators``, ``issues`` the ``changed`` of ``Issuers``.
 
     Only the draining thread may call ``assemble`` and ``assemble_communicators``, which wait for no other thread; the
     other methods are safe for several threads.
@@ -69,6 +70,7 @@ class CollectivesSource(Source):
         symbols: SymbolFinder,
         layouts: LayoutFinder | None = None,
         joined: Callable[[int, int, Membership], None] | None = None,
+        issues: Callable[[int, int, int], None] | None = None,
     ) -> None:
         self._session = session
         self._symbols = symbols
@@ -81,6 +83,7 @@ class CollectivesSource(Source):
         """Called with the operations of each drain, by the thread that drains."""
         self._communicators = Communicators(node, processes, joined)
         self._joined = joined
+        self._issuers = Issuers(issues or _nobody_asks)
         # Trainers whose environment names no rank.
         self._unranked: set[ProcessKey] = set()
         self._attached: dict[tuple[int, int], list[Link]] = {}
@@ -97,8 +100,8 @@ class CollectivesSource(Source):
         cache = Path(context.config.state_dir) / "nccl_layouts.json"
         layouts = LayoutFinder(context.parsers.files, context.session.maps["nccl_layouts"], cache)
         symbols = symbols_by(context.parsers.libraries)
-        processes = context.processes
-        return cls(context.session, processes, context.node, symbols, layouts, processes.on_communicator)
+        who = context.processes
+        return cls(context.session, who, context.node, symbols, layouts, who.on_communicator, who.on_issuer)
 
     @classmethod
     def ring_sizes(cls, config: Config) -> Mapping[str, int]:
@@ -210,6 +213,7 @@ class CollectivesSource(Source):
             batches["comm.ops"] = finished_rows(self._node, records, operations, pair)
             if (changed := self._communicators.follow(operations, pair)) is not None:
                 batches[communicators.TABLE] = changed
+            self._issuers.follow(records, (ProcessKey(*entity.process) for entity in operations.entities))
             for observe in self.observers:
                 observe(operations, pair)
         self._forget_ended()
@@ -227,6 +231,7 @@ class CollectivesSource(Source):
         # The ring may still hold records of a process that has ended: its state is dropped two drains later.
         for key in self._leaving:
             self._communicators.forget(*key)
+            self._issuers.forget(ProcessKey(*key))
         self._leaving = [self._ended.popleft() for _ in range(len(self._ended))]
 
     def inflight(self, pair: ClockPair) -> pa.RecordBatch:
@@ -280,3 +285,7 @@ class CollectivesSource(Source):
 
     def ends_missed(self, before_ns: int, pid: int | None = None) -> int:
         return self._open.close_before(before_ns, pid)
+
+
+def _nobody_asks(_pid: int, _start_ns: int, _tid: int) -> None:
+    pass

@@ -35,8 +35,8 @@ class ConditionAnswers:
         """
         deadline = time.monotonic() + timeout
         by_key = {(i.pid, i.start_ns): i for i in self._chosen(pids, job)}
-        ask = partial(dict[str, Any], timeout_ms=max(1, int(timeout * 1000)))
-        asks = dict.fromkeys(by_key, ask)
+        milliseconds = max(1, int(timeout * 1000))
+        asks = {key: partial(dict[str, Any], timeout_ms=milliseconds, tid=who.trains) for key, who in by_key.items()}
         processes, failures = [], []
         answers = self._readers.call_each("condition", asks, timeout=timeout + GRACE_S, patience=PATIENCE_S)
         for (pid, start_ns), answer in answers:

@@ -25,13 +25,13 @@ _STAT_BYTES = 128 << 10
 _CLOSE_NS = 20_000_000
 
 
-def asleep_ns(target: Target, cpu: int | None) -> int | None:
-    """Returns for how long the main thread, which last ran on ``cpu``, has not run, at least.
+def asleep_ns(target: Target, tid: int, cpu: int | None) -> int | None:
+    """Returns for how long the thread ``tid``, which last ran on ``cpu`` and does not run, has not run, at least.
 
-    None: it runs, or the kernel does not show it. Raises ProcessGone.
+    None: the kernel does not show it. Raises ProcessGone.
     """
-    then = exec_start_ns(_read(target, f"task/{target.pid}/sched"))
-    if not then or target.stat.state == "R":
+    then = exec_start_ns(_read(target, f"task/{tid}/sched"))
+    if not then:
         return None
     now, own_cpu = _now()
     apart = _apart_ns(cpu, own_cpu)

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from probing.api.errors import ProbingError
+from probing.api.errors import ProbingError, UsageError
 from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.conditions.asleep import asleep_ns
 from probing.daemon.processes.conditions.cgroups import read_cgroups
@@ -37,8 +37,11 @@ _RUNS = "R"
 
 
 def answer_condition(target: Target, request: Header) -> Message:
-    """Answers the reader's request ``condition`` {pid, start_ns, timeout_ms} with ``read_condition`` as JSON."""
-    return Message({}, json.dumps(read_condition(target, _deadline(request))).encode())
+    """Answers the reader's request ``condition`` {pid, start_ns, timeout_ms, tid} with ``read_condition`` as JSON."""
+    tid = request.get("tid", target.pid)
+    if not isinstance(tid, int):
+        raise UsageError("the thread of a request for a condition is its id")
+    return Message({}, json.dumps(read_condition(target, _deadline(request), tid)).encode())
 
 
 def answer_loads(request: Header) -> Message:
@@ -46,31 +49,35 @@ def answer_loads(request: Header) -> Message:
     return Message({}, json.dumps(read_loads(_deadline(request))).encode())
 
 
-def read_condition(target: Target, deadline: float) -> dict[str, Any]:
-    """Returns the fields of ``diagnosis.facts.Condition`` with absolute counters, and:
+def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, Any]:
+    """Returns the fields of ``diagnosis.facts.Condition``, with absolute counters, of the thread ``tid``; and:
 
     * ``pid``, ``start_ns``, and ``mono_ns``: CLOCK_MONOTONIC at the reading.
-    * ``asleep_ns``: the main thread has not run for at least this time.
-    * ``last_cpu``: the CPU on which the main thread last ran; ``target_fd``: the descriptor that ``target`` is.
+    * ``asleep_ns``: the thread has not run for at least this time.
+    * ``last_cpu``: the CPU on which it last ran; ``target_fd``: the descriptor that ``target`` is.
     * ``children``: up to 16 processes that it started: name, pid, state.
     * ``thread_waits``: of up to 64 threads tid, name, state, cpu_ns, run_delay_ns and the fields of ``ThreadWait``.
       Those that are not reached by ``deadline`` (time.monotonic()) are left out.
 
-    Values that the kernel does not show are None. Raises ProcessGone.
+    Values that the kernel does not show are None. A thread that has ended, or 0, stands for the main thread. Raises
+    ProcessGone.
     """
     mono_ns = time.monotonic_ns()
-    main = f"task/{target.pid}"
     stat = parse_task_stat(target.read("stat", _BYTES))
-    cpu_ns, run_delay_ns = parse_schedstat(_read(target, f"{main}/schedstat"))
+    thread = parse_task_stat(_read(target, f"task/{tid}/stat")) if tid != target.pid else stat
+    if thread is None:
+        thread, tid = stat, target.pid
+    state = target.stat.state if tid == target.pid else thread.state if thread else ""
+    cpu_ns, run_delay_ns = parse_schedstat(_read(target, f"task/{tid}/schedstat"))
     read_bytes, write_bytes = parse_io(_read(target, "io"))
     found: dict[str, Any] = {
         "pid": target.pid,
         "start_ns": target.start_ns,
         "mono_ns": mono_ns,
         **status_fields(_read(target, "status")),
-        "state": target.stat.state,
-        "asleep_ns": asleep_ns(target, stat.processor) if stat else None,
-        "last_cpu": stat.processor if stat else None,
+        "state": state,
+        "asleep_ns": asleep_ns(target, tid, thread.processor) if thread and state != _RUNS else None,
+        "last_cpu": thread.processor if thread else None,
         "cpu_ns": cpu_ns,
         "run_delay_ns": run_delay_ns,
         "process_cpu_ns": stat.cpu_ns if stat else None,
@@ -81,14 +88,14 @@ def read_condition(target: Target, deadline: float) -> dict[str, Any]:
     }
     found["tracer"] = _name(found["tracer_pid"])
     mounts = parse_mounts(_read(target, "mountinfo", MAX_MOUNTINFO))
-    return {**found, **_shared_memory(target, mounts), **_threads(target, mounts, deadline)}
+    return {**found, **_shared_memory(target, mounts), **_threads(target, tid, mounts, deadline)}
 
 
-def _threads(target: Target, mounts: list[Mount], deadline: float) -> dict[str, Any]:
+def _threads(target: Target, first: int, mounts: list[Mount], deadline: float) -> dict[str, Any]:
     children: list[list[Any]] = []
     waits = WaitReader(target, ProcessMemory(target.pid, max_calls=4 * MAX_THREADS, max_bytes=1 << 20), mounts)
     found: list[dict[str, Any]] = []
-    for tid in _tids(target):
+    for tid in _tids(target, first):
         if found and time.monotonic() > deadline:
             break
         stat = parse_task_stat(_read(target, f"task/{tid}/stat"))
@@ -100,14 +107,14 @@ def _threads(target: Target, mounts: list[Mount], deadline: float) -> dict[str, 
         found.append({"tid": tid, "name": stat.name, "state": stat.state, **used, **(wait or {})})
         if len(children) < MAX_CHILDREN:
             children += _children(target, tid)
-    main = found[0] if found and found[0]["tid"] == target.pid else {}
-    own = {"target_fd": main.get("fd"), "children": children[:MAX_CHILDREN]}
+    waits_of_first = found[0] if found and found[0]["tid"] == first else {}
+    own = {"target_fd": waits_of_first.get("fd"), "children": children[:MAX_CHILDREN]}
     names = ("wchan", "syscall", "target", "target_kind", "file_system")
-    return {**{name: main.get(name) for name in names}, **own, "thread_waits": found}
+    return {**{name: waits_of_first.get(name) for name in names}, **own, "thread_waits": found}
 
 
-def _tids(target: Target) -> list[int]:
-    """The main thread first, then the oldest."""
+def _tids(target: Target, first: int) -> list[int]:
+    """The thread ``first``, then the main thread, then the oldest."""
     try:
         directory = target.open("task")
     except ProbingError:
@@ -118,7 +125,7 @@ def _tids(target: Target) -> list[int]:
         tids = []
     finally:
         os.close(directory)
-    return [target.pid, *sorted(tid for tid in tids if tid != target.pid)][:MAX_THREADS]
+    return list(dict.fromkeys([first, target.pid, *sorted(tids)]))[:MAX_THREADS]
 
 
 def _children(target: Target, tid: int) -> list[list[Any]]:

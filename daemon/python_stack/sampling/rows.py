@@ -134,6 +134,7 @@ class SampleRows:
         pair: ClockPair,
     ) -> pa.RecordBatch:
         who = [self._processes.identity(*key) or process.identity for key, process in known.items()]
+        trains = np.array([one.trains if one else key.pid for one, key in zip(who, known, strict=True)])
         place = {key: index for index, key in enumerate(known)}
         which = np.array([place[key] for key in keys])
         on_cpu = first["kind"] == ON_CPU
@@ -148,6 +149,7 @@ class SampleRows:
             "ts": columns.times(ts),
             "tid": columns.numbers(first["tid"].astype(np.int32)),
             "thread": pa.array([known[k].names.get(t) for k, t in zip(keys, tids, strict=True)], pa.string()),
+            "trains": columns.flags(first["tid"] == trains[which]),
             "stack_id": columns.numbers(np.array(stacks, np.uint64)),
             "on_cpu": columns.flags(on_cpu),
             "gil": columns.flags(flags & HOLDS_GIL != 0, flags & GIL_UNKNOWN != 0),

@@ -152,7 +152,7 @@ class VariableWatch(Source):
         reported.reason = ""
         ts = self._clock.pair().real_ns
         common = {**who._asdict(), "node": self._node, "ts": ts}
-        chosen = _one_each(read)
+        chosen = _one_each(read, who.trains)
         step = _step(chosen)
         self._put_values(common, reported, chosen, step)
         if step is not None and step != reported.step:
@@ -176,10 +176,10 @@ class VariableWatch(Source):
             self._sink.put("python.variables", batch_of("python.variables", rows))
 
 
-def _one_each(read: list[NamedVariable]) -> dict[str, NamedVariable]:
-    """One row for each name: that of the first thread with a value."""
+def _one_each(read: list[NamedVariable], trains: int) -> dict[str, NamedVariable]:
+    """One row for each name: that of the thread ``trains``, else of the first one with a value."""
     found: dict[str, NamedVariable] = {}
-    for value in read:
+    for value in sorted(read, key=lambda value: value["tid"] != trains):
         if value["name"] not in found or found[value["name"]]["value"] is None:
             found[value["name"]] = value
     return found

@@ -1,8 +1,7 @@
-"""The environment of real processes: of every libc and CPython here, set late, hidden by a title, huge, and changing."""
+"""The environment of real processes: of every libc and CPython, set late, hidden by a title, huge, and changing."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,10 +31,10 @@ def test_a_variable_that_a_python_sets_is_seen(python: str) -> None:
         assert seen(process.pid) == ({"RANK": "0", "WORLD_SIZE": "7"}, {"RANK": "5", "WORLD_SIZE": "7"})
 
 
-@pytest.mark.parametrize("flags", [("gcc", "-pie"), ("gcc", "-no-pie"), ("musl-gcc", "-no-pie"), ("musl-gcc", "-pie", "-fPIE")])
-def test_the_environ_of_each_libc_is_read_behind_a_title(tmp_path: Path, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("compiler", ["gcc -pie", "gcc -no-pie", "musl-gcc -pie -fPIE", "musl-gcc -no-pie"])
+def test_the_environ_of_each_libc_is_read_behind_a_title(tmp_path: Path, compiler: str) -> None:
     program = tmp_path / "environ"
-    subprocess.run([*flags, "-O1", "-Wall", "-o", program, PROGRAMS / "environ.c"], check=True)
+    subprocess.run([*compiler.split(), "-O1", "-Wall", "-o", program, PROGRAMS / "environ.c"], check=True)
     with started([str(program), "5"], until="ready", env=ENVIRON) as process:
         assert seen(process.pid) == ({}, {"RANK": "5", "WORLD_SIZE": "7"})
 
@@ -49,7 +48,7 @@ def test_of_a_static_program_only_its_start_is_known(tmp_path: Path) -> None:
 
 
 def test_a_title_hides_nothing() -> None:
-    code = "import setproctitle, time; setproctitle.setproctitle('trainer' * 20); print('ready', flush=True); time.sleep(600)"
+    code = "import setproctitle as s, time; s.setproctitle('trainer' * 20); print('ready', flush=True); time.sleep(600)"
     with started([sys.executable, "-c", code], until="ready", env=ENVIRON) as process:
         with Target(process.pid) as target:
             facts = identity(target)
@@ -100,7 +99,7 @@ def test_a_process_whose_main_thread_has_ended_is_read_by_another_one() -> None:
         ((pid, start_ns, _, state, _, exe),) = list_processes([process.pid])
         assert (pid, start_ns) == (process.pid, start_ns_of(process.pid))
         assert state in "RS"
-        assert exe == os.readlink(f"/proc/{process.pid}/task/{_others(process.pid)[0]}/exe")
+        assert exe == str(Path(f"/proc/{process.pid}/task/{_others(process.pid)[0]}/exe").readlink())
         with Target(process.pid, start_ns) as target:
             facts = identity(target)
             target.check()
@@ -111,7 +110,7 @@ def test_a_process_whose_main_thread_has_ended_is_read_by_another_one() -> None:
 
 
 def _others(pid: int) -> list[str]:
-    return sorted(tid for tid in os.listdir(f"/proc/{pid}/task") if tid != str(pid))
+    return sorted(path.name for path in Path(f"/proc/{pid}/task").iterdir() if path.name != str(pid))
 
 
 def _loader() -> str:

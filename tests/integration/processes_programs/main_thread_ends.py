@@ -9,7 +9,7 @@ os.environ["RANK"] = "5"
 
 
 def train_on() -> None:
-    while not os.path.exists("/proc/self/task") or "Z" not in state():
+    while state() != "Z":
         time.sleep(0.01)
     print("ended", flush=True)
     while True:

@@ -28,6 +28,7 @@ def stack(rank: int | None, *outermost_first: Spec | str, **more: Any) -> dict[s
         "pid": pid,
         "tid": pid,
         "thread": "MainThread",
+        "trains": more.get("tid", pid) == pid,
         "complete": True,
         "frames": shown,
         **more,

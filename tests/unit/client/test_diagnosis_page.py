@@ -234,7 +234,7 @@ def test_native_frames_are_few_and_have_names() -> None:
     outer = frame("_PyEval_EvalFrameDefault /usr/bin/python3:", native=True)
     stack = thread(*frames, "all_reduce c10d.py:7", outer, "main train.py:3")
     whole = hung()
-    found = replace(whole.findings[0], stacks=(StackOf(0, "a", 4000, "victim", stack),))
+    found = replace(whole.findings[0], stacks=(StackOf(0, "a", stack.tid, "victim", stack),))
     text = people([replace(whole, findings=(found,))], None)
     lines = text.partition("Stack of rank 0 (victim), main thread:\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split(" (")[0].strip()[:30] for line in lines] == [

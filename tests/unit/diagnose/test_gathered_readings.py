@@ -11,7 +11,7 @@ from probing.api.errors import NotFound, PeerError
 from probing.daemon.diagnose.gather.readings import Readings
 from probing.daemon.stack_wire import ProcessStacks
 
-STACKS = ProcessStacks("j", "r", 0, 100, 7, b"{}")
+STACKS = ProcessStacks("j", "r", 0, 100, 7, 100, b"{}")
 FAILURE = {"pid": 101, "rank": 1, "job": "j", "error": {"kind": "TargetTimeout", "message": "it does not answer"}}
 
 

@@ -35,7 +35,7 @@ def dump(*threads: tuple[int, list[dict[str, Any]]]) -> list[ProcessStacks]:
         {"tid": tid, "thread": f"t{tid}", "state": "sleeping", "gil": False, "complete": True, "frames": frames}
         for tid, frames in threads
     ]
-    return [ProcessStacks("j", "r", 0, *KEY, json.dumps({"threads": rows}).encode())]
+    return [ProcessStacks("j", "r", 0, *KEY, KEY.pid, json.dumps({"threads": rows}).encode())]
 
 
 def threads(

@@ -45,7 +45,7 @@ class Node:
 
     def stacks(self, *_: Any, **__: Any) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
         if self.broken:
-            return [ProcessStacks("j", "r", 0, 100, 7, b'{"threads": [{}]}')], []
+            return [ProcessStacks("j", "r", 0, 100, 7, 100, b'{"threads": [{}]}')], []
         raise PeerError("it does not answer")
 
     def conditions(self, pids: Sequence[int], job: str, timeout: float) -> Mapping[str, Any]:

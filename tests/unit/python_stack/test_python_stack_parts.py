@@ -184,7 +184,7 @@ def test_a_message_fits_its_header(threads: int, frames: int, name: str) -> None
 
 @given(st.lists(st.binary(max_size=40), max_size=5))
 def test_stacks_of_many_processes_travel_as_they_are(packed: list[bytes]) -> None:
-    processes = [ProcessStacks("jöb", "r", rank or None, 7 + rank, 1 << 60, own) for rank, own in enumerate(packed)]
+    processes = [ProcessStacks("jöb", "r", n or None, 7 + n, 1 << 60, 7 + n, own) for n, own in enumerate(packed)]
     failures = [{"pid": 9, "rank": None, "job": "", "error": {"kind": "TargetTimeout", "message": "x", "hint": ""}}]
     assert split_stacks(*join_stacks(processes, failures)) == (processes, failures)
 

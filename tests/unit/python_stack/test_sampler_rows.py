@@ -29,10 +29,13 @@ class World:
     def __init__(self, node: str = "n1") -> None:
         self.known: dict[ProcessKey, Sampled] = {}
         self.losses: list[Loss] = []
+        self.train_tid: int | None = None
         self.rows = SampleRows(node, self, self.find, self)
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
-        return None if pid % 2 else Identity(pid, start_ns, f"job{pid}", "run", "trainer", rank=pid // 2)
+        if pid % 2:
+            return None
+        return Identity(pid, start_ns, f"job{pid}", "run", "trainer", rank=pid // 2, train_tid=self.train_tid)
 
     def find(self, key: ProcessKey) -> Sampled:
         if key not in self.known:
@@ -78,6 +81,14 @@ def frames_of(row: dict[str, Any]) -> list[tuple[str, str, int | None]]:
     return [(f["func"], f["file"], f["lineno"]) for f in row["frames"]]
 
 
+def test_the_thread_that_issues_the_collectives_trains(world: World) -> None:
+    stack = (world.knows(4096, "inner", 7),)
+    records = [record(*stack, tid=tid) for tid in (2, 23)]
+    assert [(row["tid"], row["trains"]) for row in world.samples(*records)] == [(2, True), (23, False)]
+    world.train_tid = 23
+    assert [(row["tid"], row["trains"]) for row in world.samples(*records)] == [(2, False), (23, True)]
+
+
 def test_equal_stacks_of_a_thread_are_one_row(world: World) -> None:
     world.find((2, START)).names[2] = "MainThread"
     inner, outer = world.knows(4096, "inner", 7), world.knows(8192, "outer", 3)
@@ -97,6 +108,7 @@ def test_equal_stacks_of_a_thread_are_one_row(world: World) -> None:
         "rank": 1,
         "tid": 2,
         "thread": "MainThread",
+        "trains": True,
         "stack_id": told["stack_id"],
         "on_cpu": True,
         "gil": True,

@@ -59,10 +59,10 @@ def test_an_error_on_the_wire_is_bounded_lines() -> None:
 def test_answers_that_make_no_sense_are_internal_errors() -> None:
     threads = ("1", "[{}]", '[{"tid": "x", "frames": []}]')
     texts = ["", "[]", "{}", "1", "[" * 9999, *(f'{{"threads": {t}}}' for t in threads)]
-    spoilt = [join_stacks([ProcessStacks("j", "r", 0, 7, 1, text.encode())], []) for text in texts]
+    spoilt = [join_stacks([ProcessStacks("j", "r", 0, 7, 1, 7, text.encode())], []) for text in texts]
     indices = ("", "1", "{}", "[" * 9999, '{"processes": 1, "failures": []}', '{"processes": [["x"]], "failures": []}')
     answers = [({"index": len(index)}, index.encode()) for index in indices]
-    foreign = join_stacks([ProcessStacks("j", "r", 0, "x", 1, b'{"threads": [{"tid": 1, "frames": []}]}')], [])
+    foreign = join_stacks([ProcessStacks("j", "r", 0, "x", 1, 7, b'{"threads": [{"tid": 1, "frames": []}]}')], [])
     for header, payload in (({}, b""), ({"index": "x"}, b""), *answers, *spoilt, foreign, join_stacks([], [{}])):
         with pytest.raises(errors.InternalError):
             stacks_reply("n0", *split_stacks(header, payload))

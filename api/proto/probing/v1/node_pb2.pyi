@@ -121,7 +121,7 @@ class StacksReply(_message.Message):
     def __init__(self, node: _Optional[str] = ..., threads: _Optional[_Iterable[_Union[Thread, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[TargetFailure, _Mapping]]] = ...) -> None: ...
 
 class Thread(_message.Message):
-    __slots__ = ("job", "run", "rank", "pid", "start_ns", "tid", "thread", "state", "gil", "complete", "frames", "native_missing")
+    __slots__ = ("job", "run", "rank", "pid", "start_ns", "tid", "thread", "state", "gil", "complete", "frames", "native_missing", "trains")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class Thread(_message.Message):
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     NATIVE_MISSING_FIELD_NUMBER: _ClassVar[int]
+    TRAINS_FIELD_NUMBER: _ClassVar[int]
     job: str
     run: str
     rank: int
@@ -146,7 +147,8 @@ class Thread(_message.Message):
     complete: bool
     frames: _containers.RepeatedCompositeFieldContainer[Frame]
     native_missing: str
-    def __init__(self, job: _Optional[str] = ..., run: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., start_ns: _Optional[int] = ..., tid: _Optional[int] = ..., thread: _Optional[str] = ..., state: _Optional[str] = ..., gil: _Optional[bool] = ..., complete: _Optional[bool] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., native_missing: _Optional[str] = ...) -> None: ...
+    trains: bool
+    def __init__(self, job: _Optional[str] = ..., run: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., start_ns: _Optional[int] = ..., tid: _Optional[int] = ..., thread: _Optional[str] = ..., state: _Optional[str] = ..., gil: _Optional[bool] = ..., complete: _Optional[bool] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., native_missing: _Optional[str] = ..., trains: _Optional[bool] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("func", "file", "lineno", "frame_type", "ip", "locals")

@@ -1,0 +1,86 @@
+"""Finds the thread of each process that issues its collectives: the thread that trains, which need not be the main one.
+
+Ray Train, vLLM's engine and embedded interpreters train in a thread of their own, while the main thread waits for
+tasks. A thread beside the training, as of an asynchronous checkpoint, issues fewer collectives than the training does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from probing.daemon.columns import Array
+from probing.daemon.processes.liveness import thread_exists
+from probing.daemon.source import ProcessKey
+
+__all__ = ("Issuers",)
+
+MAX_PROCESSES = 4_096
+MAX_THREADS = 64
+# Counts are halved when a thread has issued so many, so that another one can take over.
+_MOST = 1 << 10
+
+
+class Issuers:
+    """Counts the collectives of the threads of each process. One thread.
+
+    ``changed(pid, start_ns, tid)`` is called where another thread than before issues most; the main thread goes before
+    others, and is not reported for as long as it is the only one. ``runs(pid, tid)``: whether a thread has not ended.
+    """
+
+    def __init__(
+        self, changed: Callable[[int, int, int], None], runs: Callable[[int, int], bool] = thread_exists
+    ) -> None:
+        self._changed = changed
+        self._runs = runs
+        self._counts: dict[ProcessKey, dict[int, int]] = {}
+        self._main_alone: OrderedDict[ProcessKey, None] = OrderedDict()
+        self._reported: dict[ProcessKey, int] = {}
+
+    def follow(self, records: Array, processes: Iterable[ProcessKey]) -> None:
+        """``records``: operations of the ring ``collectives``; ``processes``: those that issued them."""
+        # Nearly always the main threads issue all.
+        if not np.any(records["tid"] != records["tgid"]) and not self._counts:
+            self._main_alone.update(dict.fromkeys(processes))
+            while len(self._main_alone) > MAX_PROCESSES:
+                self._main_alone.popitem(last=False)
+            return
+        threads = np.stack([records[name].astype(np.int64) for name in ("tgid", "start_ns", "tid")])
+        found, counts = np.unique(threads, axis=1, return_counts=True)
+        issued: dict[ProcessKey, dict[int, int]] = {}
+        for (pid, start_ns, tid), count in zip(found.T.tolist(), counts.tolist(), strict=True):
+            issued.setdefault(ProcessKey(pid, start_ns), {})[tid] = count
+        for key, threads_of_it in issued.items():
+            self._count(key, threads_of_it)
+
+    def forget(self, key: ProcessKey) -> None:
+        """Drops a process, or the program that it ran."""
+        self._counts.pop(key, None)
+        self._main_alone.pop(key, None)
+        self._reported.pop(key, None)
+
+    def _count(self, key: ProcessKey, issued: dict[int, int]) -> None:
+        threads = self._counts.get(key)
+        if threads is None:
+            if issued.keys() == {key.pid}:
+                self._main_alone[key] = None
+                return
+            # How much the main thread issued alone was not counted.
+            threads = {key.pid: _MOST} if key in self._main_alone else {}
+            while len(self._counts) >= MAX_PROCESSES:
+                self.forget(next(iter(self._counts)))
+        if issued.keys() - threads.keys():
+            # A worker may train in a new thread each time.
+            threads = {tid: count for tid, count in threads.items() if self._runs(key.pid, tid)}
+        for tid, count in issued.items():
+            if tid in threads or len(threads) < MAX_THREADS:
+                threads[tid] = min(threads.get(tid, 0) + count, 2 * _MOST)
+        if max(threads.values()) > _MOST:
+            threads = {tid: count // 2 for tid, count in threads.items() if count > 1}
+        self._counts[key] = threads
+        most = max(threads, key=lambda tid: (threads[tid], tid == key.pid))
+        if most != self._reported.get(key, key.pid):
+            self._reported[key] = most
+            self._changed(*key, most)
