@@ -15,6 +15,7 @@ from probing.diagnosis.sequences import Sequence, sequences_of, world_of
 from probing.diagnosis.stalls import gate_ns, patience_ns, quiet_ns
 from probing.diagnosis.symptoms.all import symptoms_of
 from probing.diagnosis.symptoms.symptom import Symptom
+from probing.diagnosis.training_threads import with_training_threads
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, StackOf
 from probing.diagnosis.wait_graph import WaitGraph
 from probing.diagnosis.waits import INIT, Wait, main_thread, wait_of
@@ -29,7 +30,7 @@ class Case:
     """The facts of a job by rank and communicator. ``found``: the findings of earlier rules."""
 
     def __init__(self, facts: Facts) -> None:
-        self.facts = facts
+        self.facts = with_training_threads(facts)
         self.found: list[Finding] = []
         self._activities: dict[int, Activity] = {}
         self._quiet: dict[int, int | None] = {}

@@ -122,14 +122,14 @@ class Thread:
 class Condition:
     """The kernel's view of a process. Values that could not be read are None.
 
-    Of the main thread: ``state``, the kernel's letter (R, S, D, T, t, Z); ``wchan``, the kernel function in which it
-    waits; ``syscall``, the system call in which it waits; ``target``, the file, pipe or socket of that call (a path,
-    pipe:[INODE] or socket:[INODE]); ``target_kind``: file, fifo, pipe, socket, tty, directory, device, child or other;
-    ``target_fd``, its descriptor; ``file_system``, its type and mount point, as "fuse /mnt/ckpt"; ``asleep_since_ns``:
-    it has not run since then, or longer. ``children``: name, pid and state of the child processes.
+    Of the thread that trains: ``state``, the kernel's letter (R, S, D, T, t, Z); ``wchan``, the kernel function in
+    which it waits; ``syscall``, the system call in which it waits; ``target``, the file, pipe or socket of that call (a
+    path, pipe:[INODE] or socket:[INODE]); ``target_kind``: file, fifo, pipe, socket, tty, directory, device, child or
+    other; ``target_fd``, its descriptor; ``file_system``, its type and mount point, as "fuse /mnt/ckpt";
+    ``asleep_since_ns``: it has not run since then, or longer. ``children``: name, pid and state of the child processes.
 
     The fields after ``interval_ns`` are differences over that time: ``cpu_ns``, ``run_delay_ns`` (runnable without a
-    CPU) and ``switches`` are those of the main thread, the others those of the process. ``read_bytes`` and
+    CPU) and ``switches`` are those of that thread, the others those of the process. ``read_bytes`` and
     ``write_bytes`` count all read and write calls, also those on pipes and cached files.
     """
 

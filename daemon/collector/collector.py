@@ -153,6 +153,7 @@ class Collector:
             self._node,
             python_version=self._python_version,
             module_state=lambda pid, start_ns: context.find(StacksOnDemand).module_state(pid, start_ns),
+            training_threads=lambda keys: context.find(StacksOnDemand).training_threads(keys),
             runs_python=lambda pid, start_ns, tid: context.find(StacksOnDemand).runs_python(pid, start_ns, tid),
             backends=lambda pid, start_ns: context.find(CollectivesSource).backends_of(pid, start_ns),
             cgroup=config.cgroup,

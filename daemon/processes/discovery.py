@@ -36,6 +36,10 @@ def _no_python(_pid: int, _start_ns: int, _tid: int) -> bool:
     return False
 
 
+def _no_threads(_keys: Iterable[tuple[int, int]]) -> Mapping[tuple[int, int], int]:
+    return {}
+
+
 def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
     return ()
 
@@ -43,8 +47,8 @@ def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
 class Discovery:
     """The source ``processes``, and the ``Processes`` of all others. Safe for any thread.
 
-    ``python_version``, ``module_state``, ``backends`` (pid, start_ns) and ``runs_python`` (pid, start_ns, tid) ask
-    other sources and may raise ProbingError.
+    ``python_version``, ``module_state``, ``backends`` (pid, start_ns), ``runs_python`` (pid, start_ns, tid) and
+    ``training_threads`` (of many) ask other sources and may raise ProbingError.
     ``cgroup``: watch only processes of this control group; empty: all. ``own``: pids to ignore.
     ``rescan_s``: how often all processes are listed, s; ``grace_s``: how long a process may be missing from the list
     without an exit event, s.
@@ -62,6 +66,7 @@ class Discovery:
         python_version: Callable[[int, int], str] = _no_version,
         module_state: Callable[[int, int], ModuleState | None] = _no_module_state,
         runs_python: Callable[[int, int, int], bool] = _no_python,
+        training_threads: Callable[[Iterable[tuple[int, int]]], Mapping[tuple[int, int], int]] = _no_threads,
         backends: Callable[[int, int], Iterable[str]] = _no_backends,
         cgroup: str = "",
         own: Container[int] = (),
@@ -89,6 +94,8 @@ class Discovery:
             python_version=python_version,
             module_state=module_state,
             runs_python=runs_python,
+            training_threads=training_threads,
+            started_ns=clock.pair().boot_ns,
             backends=backends,
             cgroup=cgroup,
             own=own,

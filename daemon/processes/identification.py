@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
@@ -65,6 +65,8 @@ class Identification:
         backends: Callable[[int, int], Iterable[str]],
         module_state: Callable[[int, int], ModuleState | None],
         runs_python: Callable[[int, int, int], bool],
+        training_threads: Callable[[Iterable[ProcessKey]], Mapping[tuple[int, int], int]],
+        started_ns: int,
         cgroup: str,
         own: Container[int],
         rescan_s: float,
@@ -81,6 +83,8 @@ class Identification:
         self._backends = backends
         self._module_state = module_state
         self._runs_python = runs_python
+        self._training_threads = training_threads
+        self._started_ns = started_ns
         self._cgroup = cgroup.rstrip("/")
         self._own = own
         self._rescan_s = rescan_s
@@ -104,6 +108,8 @@ class Identification:
         self._ignored: set[ProcessKey] = set()
         self._versioned: set[ProcessKey] = set()
         self._grouped: set[ProcessKey] = set()
+        # Trainers from before this daemon, whose stacks are to be read together.
+        self._late: set[ProcessKey] = set()
         self._early_exits: dict[ProcessKey, tuple[int | None, int | None]] = {}
         self._missing: dict[ProcessKey, float] = {}
 
@@ -142,6 +148,7 @@ class Identification:
                 while self._queue:
                     self._event(*self._queue.popleft())
                 self._look_at_due()
+                self._look_at_late()
             except ProbingError as e:
                 _log.warning("processes cannot be looked at: %s", e.message)
             except Exception:  # an error over one process must not end the watch of all others
@@ -274,6 +281,20 @@ class Identification:
         self._wanted.difference_update(pids)
         self._read(keys)
 
+    def _look_at_late(self) -> None:
+        if self._late and not self._reading and not self._queue:
+            self._ask_python(self._find_threads, self._late)
+            self._late = set()
+
+    def _find_threads(self, keys: Iterable[ProcessKey]) -> None:
+        try:
+            found = self._training_threads(keys)
+        except ProbingError as e:
+            _log.info("which threads train is not known: %s", e.message)
+            return
+        for key, tid in found.items():
+            self.post("thread", ProcessKey(*key), tid)
+
     def _list(self, pids: list[int] | None) -> list[Any]:
         answer = self._readers.call("list", timeout=READ_TIMEOUT_S * 5, pids=pids)
         return list(json.loads(answer.payload))
@@ -369,6 +390,8 @@ class Identification:
         if process is not None and facts.python and key not in self._versioned:
             self._versioned.add(key)
             self._ask_python(self._find_version, key)
+        if process is not None and looks == 1 and key.start_ns < self._started_ns and _trains(facts, process):
+            self._late.add(key)
         if process is not None and looks <= MAX_MODULE_LOOKS and _only_modules_know(facts, process):
             self._ask_python(self._find_module_state, key)
         if not settled(facts, process):
@@ -422,8 +445,12 @@ class Identification:
             self._lineage.ended(key)
 
 
+def _trains(facts: Facts, process: Process) -> bool:
+    return facts.python and facts.framework and process.identity.role == "trainer"
+
+
 def _only_modules_know(facts: Facts, process: Process) -> bool:
-    return facts.python and facts.framework and process.identity.role == "trainer" and process.ranks is None
+    return _trains(facts, process) and process.ranks is None
 
 
 def _may_train(program: str) -> bool:

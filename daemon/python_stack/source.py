@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
 
@@ -17,6 +17,8 @@ from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.values.modules import module_state
 from probing.daemon.python_stack.values.requests import Values
 from probing.daemon.source import Identity, Source
+from probing.diagnosis.facts import Frame, Thread
+from probing.diagnosis.training_threads import training_threads
 
 __all__ = ("StacksOnDemand",)
 
@@ -57,6 +59,16 @@ class StacksOnDemand(Source):
         if failures:
             raise failures[0].error
         return False
+
+    def training_threads(self, targets: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        """The tid of each process in which another thread than the main one trains, as far as stacks show that."""
+        threads: dict[tuple[int, int], list[Thread]] = {}
+        for read in self.stacks.stacks(targets)[0]:
+            frames = tuple(Frame(frame["func"], frame["file"], frame["lineno"]) for frame in read["frames"])
+            main = read["tid"] == read["pid"]
+            thread = Thread(read["tid"], read["thread"] or "", main, read["state"], read["gil"], frames)
+            threads.setdefault((read["pid"], read["start_ns"]), []).append(thread)
+        return {key: thread.tid for key, thread in training_threads(threads).items()}
 
     def stop(self) -> None:
         self.answers.close()

@@ -199,6 +199,7 @@ def start(case: Case, node: str, stack: contextlib.ExitStack) -> Ranks:
     """Starts the job; ``stack`` ends it."""
     folder = stack.enter_context(folder_of_job())
     ranks = Ranks(node, folder, case.script, case.name, case.ranks)
+    ranks.engine = case.script == "engines.py"
     stack.callback(ranks.wait)
     before = stack.enter_context(place(case.place, folder))
     stack.callback(ranks.kill)
@@ -230,7 +231,7 @@ def await_fault(case: Case, ranks: Ranks) -> None:
 def observe(daemon: Daemon, case: Case, ranks: Ranks) -> Outcome:
     """Waits for the finding, then asks ``diagnose`` until both are right, at most SETTLES_S: each look knows more."""
     # Another daemon than that of the start names the job after its own node.
-    job = f"{daemon.name}/127.0.0.1:{ranks.port}"
+    job = ranks.job_at(daemon.name)
     deadline = time.monotonic() + PATIENCE_S
     settled = 0.0
     while True:

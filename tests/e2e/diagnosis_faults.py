@@ -13,6 +13,8 @@ NOBODY: frozenset[str] = frozenset()
 ONE = frozenset({1})
 hang = partial(Case, script="hangs.py", culprits=ONE, truth=NOTED)
 load = partial(Case, script="loaders.py", culprits=ONE, truth=NOTED)
+thread = partial(Case, script="threads.py", ranks=3, verdict="not_joined", culprits=ONE, truth=NOTED)
+engine = partial(Case, script="engines.py", ranks=2, verdict="not_joined", culprits=ONE, truth=NOTED)
 outside = partial(hang, ranks=2, verdict="not_joined")
 death = partial(Case, script="deaths.py", culprits=ONE, ranks=2, verdict="rank_died", stacks=NOBODY, truth=NOTED)
 slow = partial(Case, script="slow.py", culprits=ONE, ranks=2, verdict="slow_rank", stacks=NOBODY, truth=NOTED)
@@ -34,15 +36,21 @@ HANGS = (
     hang("unmatched", ranks=3, verdict="unmatched_p2p", culprits=frozenset({0}), words=("send",)),
     outside("dead_at_store", ranks=3, verdict="rank_died", stacks=NOBODY, words=("SIGKILL",)),
     outside("absent", verdict="init_stuck", words=("prepare_data",), joins=False),
+    thread("ray_worker", activity="sleeping", words=("download_shard",)),
+    thread("executor", activity="lock", words=("record_metrics",)),
+    thread("embedded", activity="stdin", words=("inspect_batch",)),
+    engine("tensor_parallel", activity="network", words=("fetch_blocks",)),
+    engine("forked", activity="sleeping", words=("place_experts",)),
+    engine("data_parallel", activity="network", words=("fetch_blocks",)),
     load("sleeping", ranks=2, verdict="not_joined", activity="data_loader", words=("read_object",)),
     load("worker_stuck", ranks=2, verdict="not_joined", activity="data_loader_worker", words=("read_object",)),
     load("worker_gone", ranks=2, verdict="not_joined", activity="data_loader_worker", words=("SIGKILL",)),
 )
 # A case of each kind of evidence: other calls, a state of the kernel, a Python stack, a child, an exit.
 # `make test-all` and `make corpus` have all cases.
-IN_GATE = {"batch_less", "stopped", "lock", "worker_stuck", "killed"}
+IN_GATE = {"batch_less", "stopped", "lock", "worker_stuck", "killed", "ray_worker", "tensor_parallel"}
 # Cases that a daemon recognises that starts late. Not cross_group: stacks do not show the group of a call.
-LATE = ("batch_less", "stopped", "lock", "checkpoint", "worker_stuck")
+LATE = ("batch_less", "stopped", "lock", "checkpoint", "worker_stuck", "ray_worker", "executor", "tensor_parallel")
 
 DEATHS = (
     death("killed", ranks=3, words=("SIGKILL",)),

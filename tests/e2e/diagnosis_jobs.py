@@ -24,7 +24,12 @@ SMALL_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs 
 
 
 class Ranks:
-    """The ranks of one job and other processes beside them. ``job``: its name at the daemon of ``node``."""
+    """The ranks of one job and other processes beside them. ``job``: its name at the daemon of ``node``.
+
+    ``engine``: one process starts them, and has no rank.
+    """
+
+    engine = False
 
     def __init__(self, node: str, folder: Path, script: str, case: str, size: int, **env: str) -> None:
         self.folder = folder
@@ -35,7 +40,14 @@ class Ranks:
         self._size = size
         self.env = env
 
+    def job_at(self, node: str) -> str:
+        """Returns the name of the job at the daemon of ``node``."""
+        return self.job if self.engine else f"{node}/127.0.0.1:{self.port}"
+
     def start(self, before: Sequence[str] = ()) -> None:
+        if self.engine:
+            self.job = f"pid:{self.run([*before, *self.command]).pid}"
+            return
         for rank in range(self._size):
             env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self._size)}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}

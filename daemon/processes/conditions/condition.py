@@ -75,6 +75,7 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
         "start_ns": target.start_ns,
         "mono_ns": mono_ns,
         **status_fields(_read(target, "status")),
+        **_of_thread(target, tid),
         "state": state,
         "asleep_ns": asleep_ns(target, tid, thread.processor) if thread and state != _RUNS else None,
         "last_cpu": thread.processor if thread else None,
@@ -89,6 +90,12 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
     found["tracer"] = _name(found["tracer_pid"])
     mounts = parse_mounts(_read(target, "mountinfo", MAX_MOUNTINFO))
     return {**found, **_shared_memory(target, mounts), **_threads(target, tid, mounts, deadline)}
+
+
+def _of_thread(target: Target, tid: int) -> dict[str, Any]:
+    """What the status of another thread than the main one says in place of that of the process."""
+    found = status_fields(_read(target, f"task/{tid}/status")) if tid != target.pid else {}
+    return {name: found[name] for name in ("switches", "cpus_allowed", "cpu_list") if name in found}
 
 
 def _threads(target: Target, first: int, mounts: list[Mount], deadline: float) -> dict[str, Any]:

@@ -26,10 +26,10 @@ GRADIENTS = 1013
 class Job:
     """This rank of a job. ``folder``: the harness and the ranks exchange files there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rank: int | None = None, size: int | None = None) -> None:
         self.folder = folder
-        self.rank = int(os.environ["RANK"])
-        self.size = int(os.environ["WORLD_SIZE"])
+        self.rank = int(os.environ["RANK"]) if rank is None else rank
+        self.size = int(os.environ["WORLD_SIZE"]) if size is None else size
 
     def join(self) -> None:
         dist.init_process_group("gloo")
