@@ -84,6 +84,8 @@ _NATIVE = (
     re.compile(r"^(gloo::)(?:transport::\w+::)(?:\w+::)*(wait\w+)\("),
     # DistributedDataParallel waits in the latter for its buckets. Compilers inline Future::wait into its callers.
     re.compile(r"^(c10d::)(\w*Work::wait\w*|Reducer::finalize_backward)\("),
+    # JAX waits for arrays, which other threads compute.
+    re.compile(r"^(jax::)(BlockUntilReady\w*|AwaitBuffersReady)\("),
     re.compile(r"^(c10::ivalue::|torch::jit::Python)(Future(?:Wrapper)?::wait)\("),
 )
 

@@ -136,7 +136,7 @@ def _thread_call(thread: Thread, own: Sequence[Operation]) -> StackCall | None:
     # Without an operation in flight it waits for its own kernels, or for a future of something else.
     if native.startswith("cu"):
         return StackCall("device") if own else None
-    if "Future" in native:
+    if "Future" in native or native.startswith("jax::"):
         return StackCall("collective") if own else None
     return StackCall("collective")
 

@@ -49,7 +49,8 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
 
     ``waits_in``: the native function in which the process waits; ``python``: the innermost frame of its thread that
     trains; ``native_missing``: why its native frames are missing; ``unseen_until``, ``unseen_why``: operations that
-    began before are not seen, and why; ``began_unseen``: the present wait is such a one; ``reason``: why there is no stack.
+    began before are not seen, and why; ``began_unseen``: the present wait is such a one; ``reason``: why there is no
+    stack.
     """
     asked: dict[str, list[Row]] = {}
     for row in processes:

@@ -36,6 +36,8 @@ class SpanningCommunicators:
     def __init__(self) -> None:
         self._of: dict[ProcessKey, dict[str, Membership]] = {}
         self._members: dict[str, dict[ProcessKey, Membership]] = defaultdict(dict)
+        # Communicators in which a process has several ranks.
+        self._several: dict[ProcessKey, set[str]] = {}
 
     def note(self, key: ProcessKey, membership: Membership) -> bool:
         """Registers a membership of a process; returns whether it is new."""
@@ -45,12 +47,20 @@ class SpanningCommunicators:
             return False
         if membership.comm not in known and len(known) >= _MAX_OF_A_PROCESS:
             return False
+        if membership.comm in self._several.get(key, ()):
+            return False
+        if membership.comm in known and known[membership.comm].rank != membership.rank:
+            # A process of JAX has a rank for each of its devices: none of them is its own.
+            self._several.setdefault(key, set()).add(membership.comm)
+            del known[membership.comm], self._members[membership.comm][key]
+            return True
         self._of[key] = known
         known[membership.comm] = self._members[membership.comm][key] = membership
         return True
 
     def forget(self, key: ProcessKey) -> None:
         """Drops a process."""
+        self._several.pop(key, None)
         for comm in self._of.pop(key, {}):
             self._members[comm].pop(key, None)
             if not self._members[comm]:

@@ -28,7 +28,7 @@ from probing.daemon.nccl_uprobes.operations.issuers import Issuers
 from probing.daemon.nccl_uprobes.operations.open_operations import MAP, OpenOperations, abandoned
 from probing.daemon.nccl_uprobes.operations.placement import place_probes
 from probing.daemon.nccl_uprobes.operations.rows import finished_rows, inflight_rows
-from probing.daemon.nccl_uprobes.operations.symbols import GLOO, NCCL, Library, library_of
+from probing.daemon.nccl_uprobes.operations.symbols import LIBRARIES, NCCL, Library, library_of
 from probing.daemon.nccl_uprobes.records.operations import OperationDecoder, Operations
 from probing.daemon.processes.liveness import is_alive
 from probing.daemon.processes.parsers import symbols_by
@@ -38,8 +38,8 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("FIRST_OBJECT", "OBJECTS", "RING", "CollectivesSource")
 
-OBJECTS = ("gloo", "nccl")
-# Loaded with the start; the other one is late.
+OBJECTS = ("gloo", "nccl", "jax")
+# Loaded with the start; the others are late.
 FIRST_OBJECT = OBJECTS[0]
 RING = "collectives"
 # How often operations of processes that are gone are looked for, s.
@@ -59,7 +59,7 @@ class CollectivesSource(Source):
     table = "comm.ops"
     objects = OBJECTS
     late_objects = OBJECTS
-    files = (*GLOO.files, *NCCL.files)
+    files = tuple(file for library in LIBRARIES for file in library.files)
     awaited = True
 
     def __init__(
@@ -170,12 +170,12 @@ class CollectivesSource(Source):
         """Slot -> the program and the pattern of the probe that is counted there."""
         return {
             slot: f"{probe.program} {probe.pattern}{' return' if probe.on_return else ''}"
-            for library in (GLOO, NCCL)
+            for library in LIBRARIES
             for slot, probe in zip(library.slots, library.probes, strict=True)
         }
 
     def interesting(self, path: bytes) -> bool:
-        """Whether a mapped file of this path can be libtorch_cpu or libnccl."""
+        """Whether a mapped file of this path can be libtorch_cpu, libnccl or that of JAX."""
         return library_of(path) is not None
 
     def attach(self, fd: int, path: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Lists the probes of libtorch_cpu and libnccl: which BPF program is attached to which functions.
+"""Lists the probes of libtorch_cpu, libnccl and JAX's library: which BPF program is attached to which functions.
 
 Mangled names contain argument types, which change between versions of torch; the patterns hold the parts that do not.
 ``*`` matches any characters.
@@ -15,7 +15,7 @@ from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.elf.symbols import Symbol
 
-__all__ = ("GLOO", "NCCL", "Library", "Placement", "Probe", "library_of")
+__all__ = ("GLOO", "JAX", "LIBRARIES", "NCCL", "Library", "Placement", "Probe", "library_of")
 
 _GROUP = "_ZN4c10d16ProcessGroupGloo"
 
@@ -81,7 +81,7 @@ class Library(NamedTuple):
         if missing:
             raise UnsupportedTarget(
                 f"this {self.name} library has no function {missing[0]}",
-                hint="its operations are not seen; report the version of torch or NCCL",
+                hint="its operations are not seen; report the version of torch, NCCL or jaxlib",
             )
         placements: dict[tuple[int, bool], Placement] = {}
         for slot, probe in zip(self.slots, self.probes, strict=True):
@@ -206,10 +206,44 @@ NCCL = Library(
 )
 
 
+# Synchronous functions: the return of each ends its operation. The operation is a number of c10d::OpType, or 64, which
+# is ours (records/names.py). Whole signatures, since nothing else says where the arguments are: jaxlib 0.5 to 0.10.
+_XLA = "_ZN3xla3cpu16GlooCommunicator"
+_BUFFERS = "EN15stream_executor1*BaseES3_NS_13PrimitiveTypeEm"
+_EXECUTOR = "RKNS_12Communicator8ExecutorE"
+_XLA_OPERATIONS = {
+    f"{_XLA}9AllReduce{_BUFFERS}NS_13ReductionKindE{_EXECUTOR}": 1,
+    f"{_XLA}9AllGather{_BUFFERS}{_EXECUTOR}": 4,
+    f"{_XLA}13ReduceScatter{_BUFFERS}NS_13ReductionKindE{_EXECUTOR}": 9,
+    f"{_XLA}8AllToAllEN4absl*InlinedVectorIN15stream_executor1*NS_13PrimitiveTypeEm{_EXECUTOR}": 10,
+    f"{_XLA}17CollectivePermute{_BUFFERS}St8optional*{_EXECUTOR}": 64,
+}
+_CREATE = (
+    "_ZN3xla3cpu15GlooCollectives19CreateCommunicatorsERKNS_9CliqueKeyERKSt8optionalINS_9CliqueIdsEEN4absl*6ConfigE"
+)
+_JAX_PROBES = (
+    *(Probe("jax_done", pattern, on_return=True) for pattern in _XLA_OPERATIONS),
+    Probe("jax_created", _CREATE, on_return=True),
+    Probe("jax_communicator", f"{_XLA}C2ESt10shared_ptrIN4gloo7ContextEEmm"),
+    Probe("jax_create", _CREATE),
+    *(
+        Probe("jax_call", pattern, operation == 1, operation=operation)
+        for pattern, operation in _XLA_OPERATIONS.items()
+    ),
+)
+JAX = Library(
+    "jax",
+    (b"libjax_common.so", b"xla_extension.so"),
+    SLOTS.reserve("jax", 176, len(_JAX_PROBES)),
+    _JAX_PROBES,
+)
+LIBRARIES = (GLOO, NCCL, JAX)
+
+
 def library_of(path: bytes) -> Library | None:
     """The library that a mapped file of this path can be, by its file name."""
     name = path.rpartition(b"/")[2]
-    for library in (GLOO, NCCL):
+    for library in LIBRARIES:
         if name.startswith(library.files) and name.find(b".so") >= 0:
             return library
     return None

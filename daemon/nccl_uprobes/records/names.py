@@ -46,6 +46,7 @@ OPS = (
     "put_signal",
     "signal",
     "wait_signal",
+    "collective_permute",
 )
 # c10d::OpType (torch/csrc/distributed/c10d/Work.hpp), which only ever grows at its end.
 _GLOO_OPS = {
@@ -69,6 +70,8 @@ _GLOO_OPS = {
     18: "all_reduce",
     19: "reduce_scatter",
     20: "all_gather",
+    # No number of c10d: XLA's.
+    64: "collective_permute",
 }
 # ncclFunc_t (NCCL src/include/nccl_common.h).
 _NCCL_OPS = {

@@ -42,8 +42,11 @@ def module_state(values: _Values, pid: int, start_ns: int) -> ModuleState | None
     rows = {row["name"]: row for row in values.of_process(pid, start_ns, names, time.monotonic() + TIMEOUT_S)}
     for rank_name, size_name, local_name, coordinator_name in _NAMES:
         rank, size, local = (_whole(rows.get(name)) for name in (rank_name, size_name, local_name))
-        if rank is not None and size is not None and rank < size <= MAX_WORLD:
-            return ModuleState(Ranks(rank, size, local), _coordinator(rows.get(coordinator_name)))
+        coordinator = _coordinator(rows.get(coordinator_name))
+        # The attributes are set one after the other, and the job is named by the coordinator.
+        if rank is None or size is None or not rank < size <= MAX_WORLD or (coordinator_name and not coordinator):
+            continue
+        return ModuleState(Ranks(rank, size, local), coordinator)
     return None
 
 

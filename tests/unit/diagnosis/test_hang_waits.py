@@ -31,6 +31,11 @@ DDP = (
 )
 FUTURE = ("std::condition_variable::wait(std::unique_lock<std::mutex>&)", "c10::ivalue::Future::wait()")
 PYTHON_FUTURE = ("pthread_cond_wait", "torch::jit::PythonFutureWrapper::wait()", "PyObject_Vectorcall")
+JAX = (
+    "absl::lts_20260107::synchronization_internal::FutexWaiter::Wait(x)",
+    "jax::BlockUntilReadyWithCancel(tsl::Future<void>&)",
+    "jax::AwaitBuffersReady(absl::lts_20260107::Span<xla::ifrt::Array* const>)",
+)
 STORE = ("__libc_recv", "c10d::TCPStore::doWait(c10::ArrayRef<std::string>)", "c10d::TCPStore::get(std::string const&)")
 SYNC = ("sched_yield", "cudaStreamSynchronize", "at::native::_local_scalar_dense_cuda(at::Tensor const&)")
 SLEEP = ("clock_nanosleep", "time_sleep")
@@ -60,6 +65,7 @@ def wait(one: Rank) -> Wait | None:
         (DDP, "c10d::Reducer::finalize_backward"),
         (FUTURE, "c10::ivalue::Future::wait"),
         (PYTHON_FUTURE, "torch::jit::PythonFutureWrapper::wait"),
+        (JAX, "jax::AwaitBuffersReady"),
     ],
 )
 def test_native_frames_name_the_call(functions: tuple[str, ...], call: str | None) -> None:
@@ -146,7 +152,7 @@ def test_an_asynchronous_operation_may_be_awaited_on_any_line() -> None:
     assert not found.firm
 
 
-@pytest.mark.parametrize("functions", [WORK, SYNC, DDP, FUTURE, PYTHON_FUTURE])
+@pytest.mark.parametrize("functions", [WORK, SYNC, DDP, FUTURE, PYTHON_FUTURE, JAX])
 def test_native_frames_show_a_wait_for_an_asynchronous_operation(functions: tuple[str, ...]) -> None:
     found = wait(rank(0, op(7, ago=39, async_op=True), stack=thread(*native(*functions), BACKWARD, USER)))
     assert found is not None
@@ -157,6 +163,7 @@ def test_native_frames_show_a_wait_for_an_asynchronous_operation(functions: tupl
 def test_a_wait_for_the_own_gpu_is_no_wait_for_ranks() -> None:
     assert wait(rank(0, stack=thread(*native(*SYNC), USER))) is None
     assert wait(rank(0, stack=thread(*native(*FUTURE), USER))) is None
+    assert wait(rank(0, stack=thread(*native(*JAX), USER))) is None
 
 
 def test_a_thread_of_autograd_waits_for_the_main_one() -> None:

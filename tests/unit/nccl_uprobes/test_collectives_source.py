@@ -166,8 +166,8 @@ def test_operations_of_a_replaced_layout_are_abandoned() -> None:
     assert values["state"].tolist() == [1, 2]
 
 
-def test_slots_are_those_reserved_for_gloo_and_nccl(source: CollectivesSource) -> None:
-    assert sorted(source.slots) == [*SLOTS.blocks["gloo"], *SLOTS.blocks["nccl"]]
+def test_slots_are_those_reserved_for_each_library(source: CollectivesSource) -> None:
+    assert sorted(source.slots) == [slot for name in ("gloo", "nccl", "jax") for slot in SLOTS.blocks[name]]
 
 
 def test_nothing_seen_means_no_backends(source: CollectivesSource) -> None:

@@ -87,6 +87,16 @@ def process(pid: int, *above: Facts, **more: object) -> Facts:
     return Facts(pid, pid, 1, 0, ancestors=ancestors, **{**known, **more})  # type: ignore[arg-type]
 
 
+def test_a_process_with_several_ranks_has_none_of_them() -> None:
+    spanning = noted((0, world(0)), (1, world(2)))
+    assert spanning.note(KEYS[0], world(1))
+    # Both are reported again and again.
+    assert not any(spanning.note(KEYS[0], world(rank)) for rank in (0, 1, 0))
+    assert ranks(spanning) == [None, 2, None, None]
+    spanning.forget(KEYS[0])
+    assert spanning.note(KEYS[0], world(1))
+
+
 def spawned(registry: Registry) -> list[Facts]:
     parent = process(1)
     children = [process(p, parent, cmdline=SPAWN, threads=frozenset({"pt_gloo_runloop"})) for p in (2, 3)]
