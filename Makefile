@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-with-probes test-unit test-times test-all torch-wheels jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-with-probes test-unit test-times test-all torch-wheels frameworks jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -133,6 +133,10 @@ test-all: ## all tests, those marked long too, the package and the guests
 torch-wheels: install ## published builds of torch, 2 GB of downloads, against what the probes expect
 	packaging/dev/torch-wheels.sh
 	$(PYTHON) -m pytest tests/wheels/test_torch_symbols.py
+
+frameworks: install ## real frameworks (Lightning, DeepSpeed, Ray, JAX, ...), 1 GB of downloads, watched and hung
+	packaging/dev/frameworks.sh
+	$(HOST) $(PYTHON) -m pytest tests/frameworks
 
 jax-wheels: install ## published builds of jaxlib, 1 GB of downloads, against what the probes expect
 	packaging/dev/jax-wheels.sh
