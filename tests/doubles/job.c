@@ -3,7 +3,8 @@
  * One rank of a job that calls NCCL and CUDA as ProcessGroupNCCL does (ProcessGroupNCCL.cpp: collective, Watchdog). It
  * executes commands, a line each, and answers each with "done" and its results.
  *
- * Environment: RANK, WORLD_SIZE, NCCL_DOUBLE_DIR, WATCHDOG_MS (100).
+ * Environment: RANK, WORLD_SIZE, NCCL_DOUBLE_DIR, WATCHDOG_MS (100). With NCCL2 it does as ProcessGroup nccl2
+ * (WorkNCCL.cpp, checkStatus): a start event before each operation, for which the watchdog asks before the end event.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -30,7 +31,7 @@ struct communicator {
 
 struct work {
 	ncclComm_t comm;
-	cudaEvent_t end;
+	cudaEvent_t start, end; /* `start` is NULL without one, or once it has passed */
 };
 
 enum style { SIDE, CURRENT, PLAIN, BLOCKING };
@@ -40,6 +41,7 @@ static struct communicator communicators[MAX_COMMS];
 static struct communicator *used;
 static int communicator_count;
 static enum style style;
+static int nccl2;
 static cudaStream_t current;
 
 static pthread_mutex_t works_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -48,6 +50,8 @@ static int work_count;
 /* Events are used again, the last one first, as in the event cache of torch. */
 static cudaEvent_t cache[MAX_WORKS];
 static int cached;
+/* The start event of the operation that is being made. */
+static cudaEvent_t started;
 
 static uint64_t now_ns(void)
 {
@@ -85,7 +89,11 @@ static void works_sweep(void)
 		ncclResult_t error;
 
 		ncclCommGetAsyncError(works[i].comm, &error);
-		if (cudaEventQuery(works[i].end) == cudaErrorNotReady)
+		if (works[i].start && cudaEventQuery(works[i].start) != cudaErrorNotReady) {
+			cache[cached++] = works[i].start;
+			works[i].start = NULL;
+		}
+		if (works[i].start || cudaEventQuery(works[i].end) == cudaErrorNotReady)
 			works[kept++] = works[i];
 		else
 			cache[cached++] = works[i].end;
@@ -97,7 +105,7 @@ static void *watchdog(void *argument)
 {
 	uint64_t interval = *(uint64_t *)argument;
 
-	prctl(PR_SET_NAME, "pt_nccl_watchdg");
+	prctl(PR_SET_NAME, nccl2 ? "pt_nccl2_watchd" : "pt_nccl_watchdg");
 	for (;;) {
 		pass(interval);
 		pthread_mutex_lock(&works_lock);
@@ -167,16 +175,23 @@ static void before_work(void)
 {
 	cudaEvent_t event;
 
-	if (work_stream() == current)
-		return;
-	pthread_mutex_lock(&works_lock);
-	event = event_take();
-	pthread_mutex_unlock(&works_lock);
-	cudaEventRecord(event, current);
-	cudaStreamWaitEvent(used->stream, event, 0);
-	pthread_mutex_lock(&works_lock);
-	cache[cached++] = event;
-	pthread_mutex_unlock(&works_lock);
+	if (work_stream() != current) {
+		pthread_mutex_lock(&works_lock);
+		event = event_take();
+		pthread_mutex_unlock(&works_lock);
+		cudaEventRecord(event, current);
+		cudaStreamWaitEvent(used->stream, event, 0);
+		pthread_mutex_lock(&works_lock);
+		cache[cached++] = event;
+		pthread_mutex_unlock(&works_lock);
+	}
+	started = NULL;
+	if (nccl2 && (style == SIDE || style == CURRENT)) {
+		pthread_mutex_lock(&works_lock);
+		started = event_take();
+		pthread_mutex_unlock(&works_lock);
+		cudaEventRecord(started, work_stream());
+	}
 }
 
 /* What comes behind it: the end event, which the watchdog asks for, or in the blocking mode this thread. */
@@ -197,7 +212,7 @@ static void after_work(void)
 	if (style == BLOCKING)
 		cache[cached++] = event;
 	else
-		works[work_count++] = (struct work){used->comm, event};
+		works[work_count++] = (struct work){used->comm, started, event};
 	pthread_mutex_unlock(&works_lock);
 }
 
@@ -579,6 +594,7 @@ int main(void)
 	pthread_t thread;
 	char line[1024];
 
+	nccl2 = !!getenv("NCCL2");
 	rank = atoi(getenv("RANK"));
 	world = atoi(getenv("WORLD_SIZE"));
 	cudaSetDevice(rank % 8);

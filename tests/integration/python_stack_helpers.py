@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.processes.target import Target
 from probing.daemon.python_stack.stacks.dump import dump_stacks, handlers
 from probing.daemon.python_stack.stacks.requests import PythonStacks
+from probing.daemon.python_stack.values.read import handlers as value_handlers
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.python_stack.walk.prepared import forget
 from probing.daemon.python_stack.walk.search import find_runtime
@@ -36,6 +38,7 @@ __all__ = (
     "SID",
     "LocalParsers",
     "LocalReaders",
+    "ReadersOfValues",
     "child",
     "cleaned",
     "dump",
@@ -91,6 +94,16 @@ class LocalReaders:
         self, op: str, asks: Dict[tuple[int, int], Callable[[], dict[str, Any]]], *, timeout: float, patience: float
     ) -> Iterator[tuple[tuple[int, int], Message | ProbingError]]:
         return each_in_turn(self.call, op, asks, timeout)
+
+
+class ReadersOfValues(LocalReaders):
+    """Also answers ``vars``."""
+
+    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
+        if op != "vars":
+            return super().call(op, pid=pid, start_ns=start_ns, timeout=timeout, **args)
+        request = {"op": op, "pid": pid, "start_ns": start_ns, **args}
+        return Message(json.loads(json.dumps(value_handlers()[op](request))))
 
 
 def each_in_turn(

@@ -16,6 +16,7 @@ from long import long_unless
 from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
 from probing.daemon.nccl_uprobes.layouts.from_dwarf import nccl_layout
+from probing.daemon.processes.live import backends_of
 
 # Version, variant: struct ncclComm without magic words; the public calls and the table; ncclEnqueueCheck and the table;
 # the same with DWARF; a library of which only the dynamic symbols are left.
@@ -170,6 +171,27 @@ def check_sequence(found: list[tuple[Row, Call]], known: bool) -> None:
 def knows_comm(version: str, variant: str) -> bool:
     """Whether a communicator made before the probes is recognized: where magic words guard the layout."""
     return version != "2.18.3"
+
+
+def test_the_operations_of_nccl2_end_where_both_events_say(
+    tmp_path: Path, watch: Callable[..., Watching], start_job: Callable[..., DoubleJob]
+) -> None:
+    """The next default of PyTorch: its watchdog asks for the start of each operation, and then for its end."""
+    doubles = built(tmp_path)
+    job = start_job(doubles, NCCL2="1")
+    watching = watch([job])
+    watching.attach(doubles.nccl, doubles.cudart)
+    assert job.do("init world config") == [0] * SIZE
+    names = {path.read_text().strip() for rank in job.ranks for path in Path(f"/proc/{rank.pid}/task").glob("*/comm")}
+    assert "pt_nccl2_watchd" in names
+    assert backends_of(names) == {"nccl"}
+    make_work(job, "2.27.5")
+    job.finish()
+    found = pairs_of(watching, job.calls(0))
+    check_arguments(found)
+    check_ends(watching, found)
+    check_sources(found)
+    check_sequence(found, known=True)
 
 
 @each_setup

@@ -16,11 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from long import examples
-from python_stack_helpers import LocalParsers, LocalReaders, child, each_interpreter, program, runtime_of
+from python_stack_helpers import LocalParsers, ReadersOfValues, child, each_interpreter, program, runtime_of
 
 from probing.api.errors import ProcessGone, UsageError
 from probing.daemon.clock import SystemClock
-from probing.daemon.ipc import Message
 from probing.daemon.python_stack.stacks.dump import dump_stacks
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.values.heap import CHANGED
@@ -31,16 +30,6 @@ from probing.daemon.python_stack.walk.threads import read_start_ns
 from probing.daemon.source import Identity, Loss
 
 Until = Callable[..., object]
-
-
-class ReadersOfValues(LocalReaders):
-    """Also answers ``vars``."""
-
-    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
-        if op != "vars":
-            return super().call(op, pid=pid, start_ns=start_ns, timeout=timeout, **args)
-        request = {"op": op, "pid": pid, "start_ns": start_ns, **args}
-        return Message(json.loads(json.dumps(handlers()[op](request))))
 
 
 def agrees(row: dict[str, Any]) -> bool:

@@ -1,0 +1,91 @@
+"""The rank in the state of JAX's and vLLM's modules, as every CPython keeps it, and when the state is hostile."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from python_stack_helpers import LocalParsers, ReadersOfValues, child, each_interpreter
+
+from probing.daemon.processes.identity import Ranks
+from probing.daemon.processes.procfs import parse_stat
+from probing.daemon.processes.ranking import ModuleState
+from probing.daemon.python_stack.stacks.requests import PythonStacks
+from probing.daemon.python_stack.values.modules import module_state
+from probing.daemon.python_stack.values.requests import Values
+
+# The shapes of jax/_src/distributed.py and vllm/distributed/parallel_state.py.
+JAX = """
+import sys, time, types
+class State:
+    process_id: int = 0
+    num_processes: int = 1
+    def __init__(self):
+        self.service = None
+module = types.ModuleType("jax._src.distributed")
+sys.modules["jax._src.distributed"] = module
+module.global_state = state = State()
+{lines}
+print("ready", flush=True)
+time.sleep(600)
+"""
+VLLM = """
+import sys, time, types
+class GroupCoordinator:
+    def __init__(self, rank, size, local_rank):
+        self.rank, self.world_size, self.local_rank, self.ranks = rank, size, local_rank, list(range(size))
+module = types.ModuleType("vllm.distributed.parallel_state")
+sys.modules["vllm.distributed.parallel_state"] = module
+module._WORLD = GroupCoordinator(5, 7, 1)
+print("ready", flush=True)
+time.sleep(600)
+"""
+SET = "state.process_id, state.num_processes, state.coordinator_address = {}, {}, {}"
+
+
+def seen(python: str, code: str) -> ModuleState | None:
+    with child(python, "-u", "-c", code) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        start_ns = parse_stat(Path(f"/proc/{process.pid}/stat").read_bytes()).start_ns
+        stacks = PythonStacks(ReadersOfValues(), LocalParsers())
+        values = Values(ReadersOfValues(), stacks.prepare)
+        try:
+            return module_state(values, process.pid, start_ns)
+        finally:
+            values.close()
+            stacks.close()
+
+
+@each_interpreter
+def test_jax_names_rank_size_and_coordinator(python: str) -> None:
+    lines = SET.format(1, 2, "'127.0.0.1:1234'")
+    assert seen(python, JAX.format(lines=lines)) == ModuleState(Ranks(1, 2), "127.0.0.1:1234")
+
+
+@each_interpreter
+def test_vllm_names_rank_size_and_local_rank(python: str) -> None:
+    assert seen(python, VLLM) == ModuleState(Ranks(5, 7, 1))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "",
+        SET.format(3, 2, "'a:1'"),
+        SET.format("state", "[state]", "{1: state}"),
+        SET.format("1 << 4000", "1 << 5000", "'a:1'"),
+        SET.format("1.5", "True", "'a:1'"),
+        SET.format(0, 2, "'a:1' * 10_000_000"),
+        SET.format(0, 2, "'\\x1b[2J:1'"),
+        SET.format(0, 2, "b'a:1'"),
+        "module.global_state = module",
+        "State.process_id = property(lambda self: print('code ran', flush=True))",
+        "module.__dict__.clear()",
+        "del sys.modules['jax._src.distributed']",
+        "sys.modules['jax._src.distributed'] = 7",
+    ],
+)
+def test_hostile_state_names_nobody(lines: str) -> None:
+    assert seen(sys.executable, JAX.format(lines=lines)) is None
