@@ -113,8 +113,8 @@ class _Assignment:
         if not facts.python:
             return "trainer" if facts.framework else ""
         title = self.titles[facts.key]
-        if title == "trainer" and facts.framework:
-            return "trainer"
+        if title == "launcher" or (title == "trainer" and facts.framework):
+            return title
         ranks = self.ranks[facts.key]
         watched = facts.framework or ranks is not None
         above = self._trainer_above(facts)

@@ -43,16 +43,16 @@ _PATTERNS = (
     _Pattern(re.compile(r"[\w.-]{1,64}::EngineCore(?:_DP[0-9]+)?"), "engine"),
     _Pattern(re.compile(r"[\w.-]{1,64}::(?:DPCoordinator|APIServer(?:_[0-9]+)?)"), "other"),
     _Pattern(re.compile(rf"sglang::scheduler{_PARTS}"), "trainer", ("PP", "TP")),
-    _Pattern(re.compile(r"sglang::data_parallel_controller"), "engine"),
+    _Pattern(re.compile(r"sglang::data_parallel_controller"), "launcher"),
     _Pattern(re.compile(r"sglang::(?:detokenizer|tokenizer_worker).{0,64}"), "other"),
-    _Pattern(re.compile(r"ray::TrainController.{0,64}"), "engine"),
+    _Pattern(re.compile(r"ray::TrainController.{0,64}"), "launcher"),
 )
 _RANK = re.compile(r"(?<![a-z])rank[ _=:#-]?([0-9]{1,8})(?![0-9])(?: ?(?:/|of) ?([0-9]{1,8})(?![0-9]))?", re.IGNORECASE)
 _ARGUMENTS = (("rank", "world_size"), ("process_id", "num_processes"), ("local_rank", ""))
 
 
 def role_in_title(cmdline: tuple[str, ...]) -> str:
-    """Returns trainer, other, or engine (it starts trainers, or trains itself); empty for an unknown title."""
+    """Returns trainer, launcher, other, or engine (it starts trainers, or trains itself); empty: unknown title."""
     pattern, _ = _pattern(cmdline)
     return pattern.role if pattern else ""
 

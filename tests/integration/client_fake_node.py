@@ -361,6 +361,7 @@ def process(node: str, rank: int | None, pid: int, **more: Any) -> dict[str, Any
         "python": "3.11.2",
         "backends": "" if rank is None else "gloo",
         "command": "python train.py --epochs 3",
+        "rank_source": None if rank is None else "environment",
         "job_source": "torchelastic",
         **more,
     }

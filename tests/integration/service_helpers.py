@@ -85,7 +85,7 @@ class Collector:
         return {}, self.files.live_rows[request["table"]]
 
     def stacks(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        names = ("job", "run", "rank", "pid", "start_ns")
+        names = ("job", "run", "rank", "pid", "start_ns", "pid")
         packed = [(t, json.dumps({"threads": [t]}).encode()) for t in self.threads]
         return join_stacks([ProcessStacks(*(t[n] for n in names), text) for t, text in packed], self.failures)
 
