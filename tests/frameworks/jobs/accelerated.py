@@ -1,4 +1,4 @@
-"""Accelerate: ``accelerated.py FOLDER`` under ``accelerate launch``."""
+"""Accelerate: ``accelerated.py FOLDER`` under torchrun; its own launcher takes MPI for several ranks on CPUs."""
 
 import sys
 import time
