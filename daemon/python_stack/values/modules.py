@@ -1,7 +1,8 @@
 """Reads from Python modules of a process which rank it is, where its framework tells nobody else.
 
 JAX: ``jax._src.distributed.State`` (jax/_src/distributed.py of 0.4 to 0.12), set before the ranks meet. vLLM:
-``GroupCoordinator`` of all its ranks (vllm/distributed/parallel_state.py of 0.6 to 0.32).
+``GroupCoordinator`` of all its ranks (vllm/distributed/parallel_state.py of 0.6 to 0.32). torch: the default process
+group (torch/distributed/distributed_c10d.py of 2.1 to 2.15).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ __all__ = ("module_state",)
 TIMEOUT_S = 1.0
 _JAX = "module:jax._src.distributed.global_state"
 _VLLM = "module:vllm.distributed.parallel_state._WORLD"
+_TORCH = "module:torch.distributed.distributed_c10d._world._default_pg"
+_GROUP = re.compile(r"ProcessGroup\(rank=([0-9]{1,9}), size=([0-9]{1,9})\)")
 # rank, number of ranks, local rank, coordinator
 _NAMES = (
     (f"{_JAX}.process_id", f"{_JAX}.num_processes", "", f"{_JAX}.coordinator_address"),
@@ -38,7 +41,7 @@ def module_state(values: _Values, pid: int, start_ns: int) -> ModuleState | None
 
     Raises like ``Values.of_process``.
     """
-    names = [name for group in _NAMES for name in group if name]
+    names = [_TORCH, *(name for group in _NAMES for name in group if name)]
     rows = {row["name"]: row for row in values.of_process(pid, start_ns, names, time.monotonic() + TIMEOUT_S)}
     for rank_name, size_name, local_name, coordinator_name in _NAMES:
         rank, size, local = (_whole(rows.get(name)) for name in (rank_name, size_name, local_name))
@@ -47,7 +50,8 @@ def module_state(values: _Values, pid: int, start_ns: int) -> ModuleState | None
         if rank is None or size is None or not rank < size <= MAX_WORLD or (coordinator_name and not coordinator):
             continue
         return ModuleState(Ranks(rank, size, local), coordinator)
-    return None
+    group = _GROUP.fullmatch(_text(rows.get(_TORCH)))
+    return ModuleState(Ranks(int(group[1]), int(group[2]))) if group else None
 
 
 def _whole(row: NamedVariable | None) -> int | None:
@@ -56,5 +60,9 @@ def _whole(row: NamedVariable | None) -> int | None:
 
 
 def _coordinator(row: NamedVariable | None) -> str:
-    match = _COORDINATOR.fullmatch((row["value"] or "") if row is not None else "")
+    match = _COORDINATOR.fullmatch(_text(row))
     return match[1] if match else ""
+
+
+def _text(row: NamedVariable | None) -> str:
+    return (row["value"] or "") if row is not None else ""

@@ -46,6 +46,8 @@ _KINDS = {
     "torch._C.TensorBase": "tensor",
     "torch._C._TensorBase": "tensor",
 }
+# The same for types that pybind11 makes. Anybody may name a class so: what is read there is checked.
+_HEAP_KINDS = {"torch._C._distributed_c10d.ProcessGroup": "process group"}
 # The same as bits of tp_flags (Py_TPFLAGS_LONG_SUBCLASS and its kin).
 _FLAG_OF = {"int": 24, "bool": 24, "list": 25, "tuple": 26, "bytes": 27, "str": 28, "dict": 29, "type": 31}
 
@@ -104,8 +106,8 @@ class Objects:
         found = self._read_type(address)
         base, name, kind = found, found.name, "object"
         for _ in range(_MAX_BASES):
-            if not base.is_heap and name in _KINDS:
-                kind = _KINDS[name]
+            if found_kind := (_HEAP_KINDS if base.is_heap else _KINDS).get(name):
+                kind = found_kind
                 break
             if not base.base:
                 break

@@ -11,6 +11,7 @@ from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.python_stack.values.heap import CHANGED, Torn
 from probing.daemon.python_stack.values.objects import ENUM_TYPES, Objects, Type
+from probing.daemon.python_stack.values.process_groups import process_group_text
 from probing.daemon.python_stack.values.secrets import HIDDEN, looks_secret, names_secret, takes_secret
 from probing.daemon.python_stack.values.tensors import read_tensor, torch_text
 
@@ -70,6 +71,7 @@ class Renderer:
             "method": self._method,
             "builtin": self._builtin,
             "tensor": lambda a: str(read_tensor(objects, a)),
+            "process group": lambda a: process_group_text(objects, a),
         }
 
     def value(self, address: int) -> Value:

@@ -69,6 +69,37 @@ def test_vllm_names_rank_size_and_local_rank(python: str) -> None:
     assert seen(python, VLLM) == ModuleState(Ranks(5, 7, 1))
 
 
+TORCH = """
+import sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://{folder}/meet", rank=0, world_size=1)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_torch_names_rank_and_size(tmp_path: Path) -> None:
+    assert seen(sys.executable, TORCH.format(folder=tmp_path)) == ModuleState(Ranks(0, 1))
+
+
+@pytest.mark.parametrize("words", ["0, 0", "7 << 60, 7", "id(kept) + 16, 23", "4104, 0"])
+def test_a_class_with_the_name_of_a_process_group_names_nobody(words: str) -> None:
+    code = f"""
+import struct, sys, time, types
+class Group:
+    __slots__ = ("held", "other")
+Group.__name__ = "torch._C._distributed_c10d.ProcessGroup"
+kept = b"x" * 4096
+module = types.ModuleType("torch.distributed.distributed_c10d")
+sys.modules[module.__name__] = module
+module._world = types.SimpleNamespace(_default_pg=Group())
+module._world._default_pg.held, module._world._default_pg.other = {words}
+print("ready", flush=True)
+time.sleep(600)
+"""
+    assert seen(sys.executable, code) is None
+
+
 @pytest.mark.parametrize(
     "lines",
     [
