@@ -154,7 +154,7 @@ def _text(row: Row) -> str:
         return f"no operation in flight; {row['reason']}"
     python = f", Python in {row['python']}" if row["python"] else ""
     if row["waits_in"] is None:
-        missing = f" (main thread: {row['native_missing']})" if row["native_missing"] else ""
+        missing = f" (training thread: {row['native_missing']})" if row["native_missing"] else ""
         return f"no collective on its stacks{missing}{python}"
     began = f"; began before {clock(row['unseen_until'])}" if row["began_unseen"] else ""
     return f"in {row['waits_in']} (native stack{began}){python}"

@@ -24,7 +24,7 @@ _FIELDS = (
     Field("LAG", "lag_ns", age, right=True),
     Field("IN FLIGHT", "inflight"),
     Field("AGE", "shown_age_ns", age, right=True),
-    Field("PYTHON (main thread)", "python", lambda v: v or "-", flex=True),
+    Field("PYTHON (training thread)", "python", lambda v: v or "-", flex=True),
 )
 # Columns left out, in this order, if the table is too wide and all rows have this value.
 _SPARE = (("state", "running"), ("inflight", "-"), ("shown_age_ns", None))

@@ -162,7 +162,7 @@ def _process(row: Row) -> tuple[object, ...]:
 
 
 def _io_shares(cluster: Cluster, samples: Sequence[Row]) -> dict[tuple[object, ...], float]:
-    """Returns by process the share of the main thread's samples that load data, or read or write a checkpoint."""
+    """Returns by process the share of the training thread's samples that load data, or read or write a checkpoint."""
     times: dict[int, int] = {}
     for row in samples:
         times[row["stack_id"]] = times.get(row["stack_id"], 0) + row["ns"]

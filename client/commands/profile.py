@@ -27,7 +27,7 @@ EXAMPLES = (
     "probingctl profile 31337 --seconds 30 -o profile.svg",
 )
 _MOST_LIVE_S = 3600
-# Share of the main threads' time off the CPU above which a profile of the rest hides the cause.
+# Share of the training threads' time off the CPU above which a profile of the rest hides the cause.
 _MOSTLY = 0.5
 
 
@@ -106,7 +106,7 @@ def run(settings: Settings, options: Options) -> None:
         if request.selected.state == "cpu" and request.kind == settings.format == "table":
             away = off_cpu_share(cluster, request.selected)
             if away is not None and away > _MOSTLY:
-                hint(f"{away:.0%} of the main threads' time is off the CPU: --wall shows what they wait for")
+                hint(f"{away:.0%} of the training threads' time is off the CPU: --wall shows what they wait for")
 
 
 def _with_jobs(cluster: Cluster, request: Request) -> Request:

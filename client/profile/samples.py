@@ -44,7 +44,7 @@ def read_profiles(cluster: Cluster, selections: Sequence[Selection]) -> list[Pro
 
 
 def off_cpu_share(cluster: Cluster, selection: Selection) -> float | None:
-    """Returns the share of the main threads' time off the CPU; None without such samples.
+    """Returns the share of the training threads' time off the CPU; None without such samples.
 
     Other threads wait most of the time anyway.
     """

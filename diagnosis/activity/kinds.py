@@ -39,22 +39,22 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
             ("Let the debugger continue or detach.",),
         ),
         "lock": Kind(
-            "The main thread waits for a lock, a queue, another thread or a file lock",
+            "The thread that trains waits for a lock, a queue, another thread or a file lock",
             "Frames of threading, queue or multiprocessing; native frames that take a lock; futex, flock or fcntl.",
             ("Look at the other threads: `probingctl stacks PID --native --locals`.",),
         ),
         "stdin": Kind(
-            "The main thread waits for input",
+            "The thread that trains waits for input",
             "A read of descriptor 0, or frames of a Python debugger.",
             ("Remove the breakpoint or the call of input().", "Start the job with its standard input from /dev/null."),
         ),
         "pipe": Kind(
-            "The main thread waits for the other end of a pipe or FIFO",
+            "The thread that trains waits for the other end of a pipe or FIFO",
             "A system call on a pipe or FIFO.",
             ("Find the process at the other end: `lsof | grep PIPE`.",),
         ),
         "data_loader": Kind(
-            "The main thread waits for the next batch, or reads it itself",
+            "The thread that trains waits for the next batch, or reads it itself",
             "Frames of the data loader; stacks of its workers.",
             ("Look at the stacks of its data-loader workers: `probingctl stacks --job J --native`.",),
         ),
@@ -67,12 +67,12 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
             ),
         ),
         "checkpoint": Kind(
-            "The main thread writes or reads a checkpoint",
+            "The thread that trains writes or reads a checkpoint",
             "Frames of torch.save, torch.load or torch.distributed.checkpoint; the file and its file system.",
             ("Check the file system of the checkpoint: space, server, other writers.",),
         ),
         "disk_io": Kind(
-            "The main thread waits for a file system",
+            "The thread that trains waits for a file system",
             "State D, or a system call on a file; file, mount and type of file system.",
             ("Check the file system: its server, its disk, the kernel's log.",),
         ),
@@ -93,7 +93,7 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
         ),
         "starved": Kind(
             "The process is ready to run and gets no CPU",
-            "The time that its main thread waited for a CPU, and who used its CPUs.",
+            "The time that its training thread waited for a CPU, and who used its CPUs.",
             ("Move the other processes away, or give the rank CPUs of its own.",),
         ),
         "compiling": Kind(
