@@ -142,7 +142,9 @@ class _Assignment:
 
     def _below(self, facts: Facts, above: Facts, ranks: Ranks | None) -> str:
         """A process under one that trains: the real trainer under a wrapper, a loader, or another helper."""
-        if facts.in_group and not above.in_group:
+        # Lightning's rank 0 runs the same command for each other rank. What it forks has no threads of a group.
+        again = facts.cmdline[1:] == above.cmdline[1:] and not (ranks and ranks.same(self.ranks[above.key]))
+        if facts.in_group and (again or not above.in_group):
             return "trainer"
         if facts.framework and not above.framework:
             return "trainer"

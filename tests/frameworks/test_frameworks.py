@@ -70,7 +70,7 @@ FRAMEWORKS = (
     Framework("setproctitle", f"{TORCHRUN} titled.py FOLDER"),
     Framework("mp.spawn", "BIN/python spawned.py FOLDER PORT", source="communicator"),
     Framework("accelerate", f"{TORCHRUN} accelerated.py FOLDER"),
-    Framework("lightning", "BIN/python lightning_fit.py FOLDER", env=(("MASTER_PORT", "PORT"),)),
+    Framework("lightning", "BIN/python lightning_fit.py FOLDER", source="communicator", env=(("MASTER_PORT", "PORT"),)),
     Framework(
         "deepspeed",
         "BIN/deepspeed --num_gpus 2 --master_port PORT deepspeed_zero.py FOLDER",
@@ -139,9 +139,10 @@ def daemon(base: Path) -> Iterator[Daemon]:
 @contextlib.contextmanager
 def _daemon(base: Path, name: str) -> Iterator[Daemon]:
     made = Daemon(base, name)
-    made.start()
-    yield made
-    remove(made)
+    try:
+        yield made.start()
+    finally:
+        remove(made)
 
 
 class Watch:

@@ -165,3 +165,16 @@ def test_what_is_not_watched() -> None:
     plain = process(2, cmdline=("python3", "manage.py"))
     embedded = process(3, exe="/opt/app/engine", cmdline=("engine",), libraries=frozenset({"python", "torch"}))
     assert by_pid(shell, plain, embedded) == {3: "trainer"}
+
+
+def test_a_rank_that_rank_0_starts_is_a_rank_and_its_checkpoint_process_is_none() -> None:
+    first = process(1, libraries=TORCH, threads=GLOO)
+    # Lightning: the same command, and no RANK.
+    second = process(2, first, cmdline=("/usr/bin/python3", *TRAIN[1:]), libraries=TORCH, threads=GLOO)
+    loader = process(3, first, libraries=TORCH)
+    # An asynchronous checkpoint of torch has a process with a group of its own beside each rank.
+    checkpoint = process(4, first, cmdline=SPAWN, libraries=TORCH, threads=GLOO)
+    assert by_pid(first, second, loader, checkpoint) == {1: "trainer", 2: "trainer", 3: "data_loader", 4: "other"}
+    ranked = process(1, libraries=TORCH, threads=GLOO, environ=RANK1)
+    helper = process(2, ranked, libraries=TORCH, threads=GLOO, environ=RANK1)
+    assert by_pid(ranked, helper)[2] != "trainer"
