@@ -143,7 +143,7 @@ class _Assignment:
     def _below(self, facts: Facts, above: Facts, ranks: Ranks | None) -> str:
         """A process under one that trains: the real trainer under a wrapper, a loader, or another helper."""
         # Lightning's rank 0 runs the same command for each other rank. What it forks has no threads of a group.
-        again = facts.cmdline[1:] == above.cmdline[1:] and not (ranks and ranks.same(self.ranks[above.key]))
+        again = _runs(facts) == _runs(above) and not (ranks and ranks.same(self.ranks[above.key]))
         if facts.in_group and (again or not above.in_group):
             return "trainer"
         if facts.framework and not above.framework:
@@ -191,6 +191,12 @@ class _Assignment:
             for key, role in self.role.items()
             if role != "launcher" or self.known[key].python or key in needed
         }
+
+
+def _runs(facts: Facts) -> tuple[str, str, tuple[str, ...]]:
+    """What a Python runs, whatever the folder of its script is called."""
+    kind, name, arguments = interpreter_target(facts.cmdline)
+    return kind, name.rpartition("/")[2], arguments
 
 
 def _helper(facts: Facts) -> bool:

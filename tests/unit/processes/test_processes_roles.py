@@ -170,7 +170,7 @@ def test_what_is_not_watched() -> None:
 def test_a_rank_that_rank_0_starts_is_a_rank_and_its_checkpoint_process_is_none() -> None:
     first = process(1, libraries=TORCH, threads=GLOO)
     # Lightning: the same command, and no RANK.
-    second = process(2, first, cmdline=("/usr/bin/python3", *TRAIN[1:]), libraries=TORCH, threads=GLOO)
+    second = process(2, first, cmdline=("/usr/bin/python3", "-u", "/home/user/train.py"), libraries=TORCH, threads=GLOO)
     loader = process(3, first, libraries=TORCH)
     # An asynchronous checkpoint of torch has a process with a group of its own beside each rank.
     checkpoint = process(4, first, cmdline=SPAWN, libraries=TORCH, threads=GLOO)
