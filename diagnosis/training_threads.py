@@ -1,8 +1,8 @@
 """Finds the thread that trains by stacks, where a daemon that came late has seen no operation of it.
 
 Ray Train and embedded interpreters train in another thread than the main one, which only waits for tasks. In a job
-that hangs some of these threads wait in a collective. The thread of another rank that began in the same function trains
-as well.
+that hangs some of these threads wait in a collective, or in a step. The thread of another rank that began in the same
+function trains as well.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ __all__ = ("training_threads", "with_training_threads")
 
 # The innermost Python frame of a main thread that waits for tasks, events or other threads.
 _IDLE_FILES = ("threading.py", "queue.py", "concurrent/futures/_base.py", "selectors.py", "ray/_private/worker.py")
+# Frames of a training step.
+_STEP_FILES = ("torch/autograd/graph.py", "torch/nn/modules/module.py", "torch/optim/optimizer.py")
 _DIGITS = re.compile(r"\d+")
 _Key = TypeVar("_Key")
 _Begin = tuple[str, str, str]
@@ -35,7 +37,7 @@ def with_training_threads(facts: Facts) -> Facts:
 def training_threads(processes: Mapping[_Key, Sequence[Thread]]) -> dict[_Key, Thread]:
     """Returns the thread of each process that trains beside an idle main thread, which ``Thread.main`` marks."""
     idle = {key: threads for key, threads in processes.items() if _idle(threads)}
-    waiting = {key: thread for key, threads in idle.items() if (thread := _in_a_call(threads)) is not None}
+    waiting = {key: thread for key, threads in idle.items() if (thread := _at_work(threads)) is not None}
     begins = {_begin(thread) for thread in waiting.values()}
     chosen = {key: waiting.get(key) or _begun_alike(threads, begins) for key, threads in idle.items()}
     return {key: thread for key, thread in chosen.items() if thread is not None}
@@ -53,8 +55,14 @@ def _idle(threads: Sequence[Thread]) -> bool:
     return main is not None and (inner is None or inner.file.endswith(_IDLE_FILES))
 
 
-def _in_a_call(threads: Sequence[Thread]) -> Thread | None:
-    return next((t for t in threads if not t.main and python_wait(t.frames) is not None), None)
+def _at_work(threads: Sequence[Thread]) -> Thread | None:
+    return next((t for t in threads if not t.main and _works(t)), None)
+
+
+def _works(thread: Thread) -> bool:
+    """Whether a thread is in a call of torch.distributed, or in a step: DDP waits for its buckets within backward."""
+    in_step = any(frame.file.endswith(_STEP_FILES) for frame in thread.frames if not frame.native)
+    return in_step or python_wait(thread.frames) is not None
 
 
 def _begun_alike(threads: Sequence[Thread], begins: set[_Begin]) -> Thread | None:

@@ -52,6 +52,14 @@ def test_the_rank_is_named_with_what_its_training_thread_does() -> None:
     assert "sleeps in download" in finding.culprits[0].why
 
 
+def test_a_thread_that_waits_within_backward_trains() -> None:
+    backward = thread("_engine_run_backward /site-packages/torch/autograd/graph.py:824")
+    whole = job(SLEEPS)
+    ranks = [replace(one, threads=(IDLE, trains(backward, 5))) for one in whole.ranks[:2]]
+    found = with_training_threads(replace(whole, ranks=(*ranks, whole.ranks[2])))
+    assert [main_of(one).tid for one in found.ranks] == [105] * 3
+
+
 @pytest.mark.parametrize(
     "main",
     [
