@@ -39,6 +39,8 @@ BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
 # How often a process is looked at for its Python version alone, and for a rank that only its modules know.
 MAX_LOOKS, MAX_MODULE_LOOKS = 10, 22
+# While so many reads of Pythons wait, no modules are read: a later look asks again.
+MAX_WAITING = 64
 # When a process that could not be read is tried again; one in quarantine is refused at once until that is over.
 RETRY_S, MAX_RETRY_S = 2.5, 300.0
 _log = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ class Identification:
         self._executor: ThreadPoolExecutor | None = None
         # What a Python knows takes several reads: it must not keep others from being identified.
         self._pythons: ThreadPoolExecutor | None = None
+        self._waiting: set[Future[None]] = set()
         # When to look at which process, which are wanted whatever their program, which are being read.
         self._agenda = Agenda()
         self._wanted: set[int] = set()
@@ -392,7 +395,8 @@ class Identification:
             self._ask_python(self._find_version, key)
         if process is not None and looks == 1 and key.start_ns < self._started_ns and _trains(facts, process):
             self._late.add(key)
-        if process is not None and looks <= MAX_MODULE_LOOKS and _only_modules_know(facts, process):
+        asked = looks <= MAX_MODULE_LOOKS and len(self._waiting) < MAX_WAITING
+        if process is not None and asked and _only_modules_know(facts, process):
             self._ask_python(self._find_module_state, key)
         if not settled(facts, process):
             self._wanted.add(facts.pid)
@@ -400,7 +404,9 @@ class Identification:
 
     def _ask_python(self, ask: Callable[..., None], *values: Any) -> None:
         assert self._pythons is not None
-        self._pythons.submit(ask, *values)
+        waiting = self._pythons.submit(ask, *values)
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
 
     def _check_thread(self, key: ProcessKey, tid: int) -> None:
         # Autograd and Horovod issue collectives in threads of C++, for a thread that trains.

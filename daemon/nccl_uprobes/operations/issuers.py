@@ -19,6 +19,8 @@ __all__ = ("Issuers",)
 
 MAX_PROCESSES = 4_096
 MAX_THREADS = 64
+# Each change makes somebody read the stacks of the process.
+MAX_CHANGES = 16
 # Counts are halved when a thread has issued so many, so that another one can take over.
 _MOST = 1 << 10
 
@@ -37,7 +39,7 @@ class Issuers:
         self._runs = runs
         self._counts: dict[ProcessKey, dict[int, int]] = {}
         self._main_alone: OrderedDict[ProcessKey, None] = OrderedDict()
-        self._reported: dict[ProcessKey, int] = {}
+        self._reported: dict[ProcessKey, list[int]] = {}
 
     def follow(self, records: Array, processes: Iterable[ProcessKey]) -> None:
         """``records``: operations of the ring ``collectives``; ``processes``: those that issued them."""
@@ -81,6 +83,7 @@ class Issuers:
             threads = {tid: count // 2 for tid, count in threads.items() if count > 1}
         self._counts[key] = threads
         most = max(threads, key=lambda tid: (threads[tid], tid == key.pid))
-        if most != self._reported.get(key, key.pid):
-            self._reported[key] = most
+        reported = self._reported.setdefault(key, [])
+        if most != (reported[-1] if reported else key.pid) and len(reported) < MAX_CHANGES:
+            reported.append(most)
             self._changed(*key, most)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from probing.daemon.nccl_uprobes.operations.issuers import MAX_PROCESSES, MAX_THREADS, Issuers
+from probing.daemon.nccl_uprobes.operations.issuers import MAX_CHANGES, MAX_PROCESSES, MAX_THREADS, Issuers
 from probing.daemon.source import ProcessKey
 
 DTYPE = [("tgid", np.uint32), ("start_ns", np.uint64), ("tid", np.uint32)]
@@ -74,6 +74,13 @@ def test_long_ago_counts_less(world: World) -> None:
     for _ in range(1000):
         world.issue(other=1000)
     assert THIRD in [tid for _ in range(7) for tid in world.issue(third=1000)]
+
+
+def test_threads_that_take_turns_are_not_reported_for_ever(world: World) -> None:
+    for n in range(100):
+        world.ended = {OTHER} if n % 2 else {THIRD}
+        world.issue(**({"third": 2000} if n % 2 else {"other": 2000}))
+    assert len(world.reported) == MAX_CHANGES
 
 
 def test_what_is_kept_has_bounds(world: World) -> None:
