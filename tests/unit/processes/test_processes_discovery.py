@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +19,9 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.identity import Ranks
 from probing.daemon.processes.own import OwnProcesses
+from probing.daemon.processes.ranking import ModuleState
 from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.processes.schedule import next_look_s
 from probing.daemon.processes.spanning import Membership
@@ -554,6 +556,71 @@ def test_who_asks_does_not_wait_for_discovery(make: Make, readers: FakeReaders, 
         assert discovery.identity(77, 5) is None
         assert discovery.expected(77, 5)
     held.set()
+
+
+def test_modules_are_read_where_nothing_else_names_a_rank(make: Make, readers: FakeReaders, until: Any) -> None:
+    asked: list[int] = []
+
+    def module_state(pid: int, _: int) -> ModuleState | None:
+        asked.append(pid)
+        if len(asked) == 1:
+            raise TargetTimeout("slow")
+        # The framework has not initialized yet at the second look.
+        return ModuleState(Ranks(3, 8), "10.0.0.1:1234") if len(asked) > 2 else None
+
+    key = readers.add(21, 50, libraries=["jax"])
+    _, ranked, _ = torchrun(readers)
+    discovery = make(module_state=module_state)
+    until(lambda: (who := discovery.identity(*key)) is not None and (who.rank, who.job) == (3, "10.0.0.1:1234"))
+    assert set(asked) == {21}
+    assert discovery.identity(*ranked)
+
+
+def test_a_title_that_hides_the_environment_hides_nobody(make: Make, readers: FakeReaders, until: Any) -> None:
+    environ = {**RANK, "RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    key = readers.add(21, 50, environ=environ)
+    discovery = make()
+    before = identified(discovery, *key)
+    looks = len(readers.asked)
+    readers.processes[21] |= {"environ": {}, "cmdline": ["a title"], "libraries": ["torch"]}
+    discovery.on_mapping(21)
+    until(lambda: len(readers.asked) > looks)
+    discovery.on_exit(99, 1, 1)
+    assert discovery.identity(*key) == before
+    # Another program has nothing of it.
+    discovery.on_exec(*key, 1)
+    until(lambda: (who := discovery.identity(*key)) is not None and who.rank is None and who.job == "pid:21")
+
+
+def test_the_thread_that_trains_is_one_that_runs_python(make: Make, readers: FakeReaders, until: Any) -> None:
+    _, first, second = torchrun(readers)
+    discovery = make(runs_python=lambda _pid, _start_ns, tid: tid == 77)
+    assert identified(discovery, *first)
+    discovery.on_issuer(*second, 78)
+    discovery.on_issuer(*first, 77)
+    until(lambda: (who := discovery.identity(*first)) is not None and who.trains == 77)
+    discovery.on_issuer(*first, first[0])
+    until(lambda: (who := discovery.identity(*first)) is not None and who.trains == first[0])
+    who = discovery.identity(*second)
+    assert who is not None
+    assert who.trains == second[0]
+
+
+def test_stacks_of_trainers_from_before_the_daemon_are_read_together(
+    make: Make, readers: FakeReaders, until: Any
+) -> None:
+    _, first, second = torchrun(readers)
+    for pid in (first[0], second[0]):
+        readers.processes[pid]["libraries"] = ["torch"]
+    asked: list[set[tuple[int, int]]] = []
+
+    def training_threads(keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        asked.append(set(keys))
+        return {first: 77}
+
+    discovery = make(training_threads=training_threads)
+    until(lambda: (who := discovery.identity(*first)) is not None and who.trains == 77)
+    assert asked == [{first, second}]
 
 
 def test_a_process_is_looked_at_ever_more_rarely() -> None:
