@@ -64,6 +64,8 @@ def _from_map_files(target: Target, mapping: Mapping, served: bool) -> int | Non
         handle = os.open(name, O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
     except (PermissionError, FileNotFoundError):
         return None
+    except ProcessLookupError as e:
+        raise ProcessGone(f"process {target.pid} exited, or runs another program now") from e
     return _reopen(handle, target, mapping, served)
 
 

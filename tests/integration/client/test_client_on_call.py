@@ -127,7 +127,7 @@ def test_a_hang_from_before_the_daemon_is_named(hung_before: FakeNode, ask: Ask)
 def test_a_thread_that_runs_may_be_in_a_collective_all_the_same(hung_before: FakeNode, ask: Ask) -> None:
     with hung_before as node:
         node.threads[2].native_missing = "it runs"
-        line = "  rank 1: no collective on its stacks (main thread: it runs), Python in read_batch (train.py:31)"
+        line = "  rank 1: no collective on its stacks (training thread: it runs), Python in read_batch (train.py:31)"
         assert line in ask(node, "top", "--once").splitlines()
 
 

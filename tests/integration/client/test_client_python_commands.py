@@ -297,7 +297,7 @@ def test_wall_is_hinted_at_where_main_threads_wait(tmp_path: Path, ctl: Run) -> 
         code, _, err = ctl("profile", "-t", node.address)
         assert (code, err.splitlines()[1]) == (1, "hint: --wall shows the time off the CPU: there are samples of that")
         node.insert("python.samples", [sample("n", 0, 1, 100), {**waits, "tid": 5, "duration_ns": 10**12}])
-        said = "hint: 75% of the main threads' time is off the CPU: --wall shows what they wait for\n"
+        said = "hint: 75% of the training threads' time is off the CPU: --wall shows what they wait for\n"
         asked = ("profile", "-t", node.address)
         assert ctl(*asked)[::2] == (0, said)
         assert ctl(*asked, "--wall")[2] == ctl(*asked, "-f", "json")[2] == ""
