@@ -325,8 +325,17 @@ class Registry:
                 self._runs.restore(facts, job, ranks.rank if ranks else None, container, str(restored["run"]))
             return job, str(restored["run"])
         if role == "trainer":
-            return job, self._runs.name(facts, job, launcher, ranks.rank if ranks else None, container)
+            run = self._run_above(facts, job)
+            return job, run or self._runs.name(facts, job, launcher, ranks.rank if ranks else None, container)
         return job, f"{restarts_of(facts.environ)}-{anchor_of(self._boot_id, f'{facts.pid}:{facts.start_ns}')}"
+
+    def _run_above(self, facts: Facts, job: Job) -> str | None:
+        """The run of the rank that started this one, as Lightning's rank 0 does; None: no rank of its job did."""
+        for pid, start, _ in facts.ancestors:
+            above = self._watched.get(ProcessKey(pid, start))
+            if above is not None and (above.identity.role, above.identity.job) == ("trainer", job.name):
+                return above.identity.run
+        return None
 
     def _leader(self, facts: Facts, role: str, assigned: Mapping[ProcessKey, str]) -> Process | None:
         """The process whose job this one shares: a launcher's newest trainer, a helper's trainer or launcher above."""

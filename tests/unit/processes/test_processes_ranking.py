@@ -185,3 +185,19 @@ def test_a_better_source_takes_over_and_a_worse_one_does_not() -> None:
     assert rank_of(registry, 2) == (4, "communicator")
     registry.update([process(2, cmdline=("rank 3/8",), now=RANK3)])
     assert rank_of(registry, 2) == (3, "environment")
+
+
+def test_a_rank_that_rank_0_started_is_of_its_run() -> None:
+    registry = Registry("n1", "boot")
+    master, group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, frozenset({"pt_gloo_runloop"})
+    first = process(1, now=master, threads=group)
+    # It is no rank before it has joined.
+    registry.update([first, process(2, first, environ=master)])
+    assert known(registry, 2).identity.role != "trainer"
+    registry.update([process(2, first, environ=master, threads=group)])
+    assert [known(registry, pid).identity.role for pid in (1, 2)] == ["trainer"] * 2
+    assert len({(p.identity.job, p.identity.run) for p in registry.live()}) == 1
+    for rank in (0, 1):
+        key = ProcessKey(rank + 1, rank + 1)
+        registry.note_membership(key, Membership("0", "default_pg", "gloo", rank, 2))
+    assert [rank_of(registry, pid) for pid in (1, 2)] == [(0, "communicator"), (1, "communicator")]
