@@ -118,9 +118,7 @@ class _Assignment:
         ranks = self.ranks[facts.key]
         watched = facts.framework or ranks is not None
         above = self._trainer_above(facts)
-        if title == "other":
-            return "other" if above or watched else ""
-        if _helper(facts):
+        if title == "other" or _helper(facts):
             return "other" if above or watched else ""
         if _LOADER_THREAD in facts.threads or facts.comm == _LOADER_THREAD:
             return "data_loader"
@@ -150,9 +148,7 @@ class _Assignment:
             return "trainer"
         if ranks is not None and ranks.certain and not ranks.same(self.ranks[above.key]):
             return "trainer"
-        forked = facts.exe == above.exe and facts.cmdline == above.cmdline
-        spawned = "--multiprocessing-fork" in facts.cmdline
-        if forked or (spawned and self.ranks[above.key] is not None):
+        if _forked(facts, above) or (_spawned(facts) and self.ranks[above.key] is not None):
             return "data_loader"
         return "other"
 
@@ -167,17 +163,17 @@ class _Assignment:
                 trains = above.in_group or (above.framework and ranks is not None and ranks.certain)
                 if role == "trainer" and (not trains or self.titles[above.key] == "engine"):
                     self.role[above.key] = "launcher"
-            parent = (
-                self.known.get(ProcessKey(*self.known[key].ancestors[0][:2])) if self.known[key].ancestors else None
-            )
-            if parent is not None and parent.key not in self.role and parent.python and self._spawned(key, parent):
+            parent = self._parent(self.known[key])
+            if parent is not None and parent.key not in self.role and parent.python and self._started(key, parent):
                 self.role[parent.key] = "launcher"
 
-    def _spawned(self, key: ProcessKey, parent: Facts) -> bool:
-        # A title hides the arguments; no other program of the table starts trainers in another way.
+    def _parent(self, facts: Facts) -> Facts | None:
+        return next((self.known.get(ProcessKey(pid, start)) for pid, start, _ in facts.ancestors[:1]), None)
+
+    def _started(self, key: ProcessKey, parent: Facts) -> bool:
+        """Whether multiprocessing started a trainer. A title hides its arguments; who sets titles starts it so."""
         facts = self.known[key]
-        forked = facts.exe == parent.exe and facts.cmdline == parent.cmdline
-        return forked or "--multiprocessing-fork" in facts.cmdline or self.titles[key] == "trainer"
+        return _forked(facts, parent) or _spawned(facts) or self.titles[key] == "trainer"
 
     def watched(self) -> dict[ProcessKey, str]:
         needed = {
@@ -193,8 +189,16 @@ class _Assignment:
         }
 
 
+def _forked(facts: Facts, above: Facts) -> bool:
+    return facts.exe == above.exe and facts.cmdline == above.cmdline
+
+
+def _spawned(facts: Facts) -> bool:
+    return "--multiprocessing-fork" in facts.cmdline
+
+
 def _runs(facts: Facts) -> tuple[str, str, tuple[str, ...]]:
-    """What a Python runs, whatever the folder of its script is called."""
+    """What a Python runs: the kind, the name of the script without its folder, and its arguments."""
     kind, name, arguments = interpreter_target(facts.cmdline)
     return kind, name.rpartition("/")[2], arguments
 

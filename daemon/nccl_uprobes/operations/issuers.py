@@ -42,12 +42,10 @@ class Issuers:
         self._reported: dict[ProcessKey, list[int]] = {}
 
     def follow(self, records: Array, processes: Iterable[ProcessKey]) -> None:
-        """``records``: operations of the ring ``collectives``; ``processes``: those that issued them."""
+        """``records``: operations of the ring ``collectives``; ``processes``: the processes that issued them."""
         # Nearly always the main threads issue all.
         if not np.any(records["tid"] != records["tgid"]) and not self._counts:
-            self._main_alone.update(dict.fromkeys(processes))
-            while len(self._main_alone) > MAX_PROCESSES:
-                self._main_alone.popitem(last=False)
+            self._note_alone(processes)
             return
         threads = np.stack([records[name].astype(np.int64) for name in ("tgid", "start_ns", "tid")])
         found, counts = np.unique(threads, axis=1, return_counts=True)
@@ -63,11 +61,16 @@ class Issuers:
         self._main_alone.pop(key, None)
         self._reported.pop(key, None)
 
+    def _note_alone(self, keys: Iterable[ProcessKey]) -> None:
+        self._main_alone.update(dict.fromkeys(keys))
+        while len(self._main_alone) > MAX_PROCESSES:
+            self._main_alone.popitem(last=False)
+
     def _count(self, key: ProcessKey, issued: dict[int, int]) -> None:
         threads = self._counts.get(key)
         if threads is None:
             if issued.keys() == {key.pid}:
-                self._main_alone[key] = None
+                self._note_alone([key])
                 return
             # How much the main thread issued alone was not counted.
             threads = {key.pid: _MOST} if key in self._main_alone else {}

@@ -89,5 +89,8 @@ def test_what_is_kept_has_bounds(world: World) -> None:
     world.follow(*[(1 << 20, 5, tid) for tid in range(1, 3 * MAX_THREADS)])
     assert len(world.issuers._counts) == MAX_PROCESSES
     assert max(map(len, world.issuers._counts.values())) == MAX_THREADS
+    for pid in range(1, MAX_PROCESSES + 24):
+        world.follow((pid + (1 << 21), 1, pid + (1 << 21)))
+    assert len(world.issuers._main_alone) <= MAX_PROCESSES
     world.issuers.forget(ProcessKey(1 << 20, 5))
     assert len(world.issuers._counts) == MAX_PROCESSES - 1
