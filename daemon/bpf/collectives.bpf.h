@@ -216,4 +216,16 @@ static __always_inline void operation_close(struct operation_key *key, struct co
 	bpf_map_delete_elem(&operations, key);
 }
 
+/* The operation ended just now, as its caller saw. */
+static __always_inline void operation_done(struct operation_key *key, __u64 now)
+{
+	struct collective_record *record = bpf_map_lookup_elem(&operations, key);
+
+	if (!record)
+		return;
+	record->t_done_lo = now;
+	record->t_done_hi = now;
+	operation_close(key, record, STATE_DONE);
+}
+
 #endif

@@ -532,13 +532,8 @@ UPROBE(gloo_execute)
 UPROBE(gloo_finish)
 {
 	struct operation_key key = operation_key(argument(ctx, 0));
-	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
 
-	if (!record)
-		return;
-	record->t_done_lo = probe->now;
-	record->t_done_hi = probe->now;
-	operation_close(&key, record, STATE_DONE);
+	operation_done(&key, probe->now);
 }
 
 /*

@@ -142,7 +142,7 @@ UPROBE(jax_create)
 	    devices[0] >= devices[1])
 		return;
 	name = (name ^ (devices[1] - devices[0])) * FNV_PRIME;
-	/* Numbers of 4 or 8 bytes, by version. The length tells apart what is too long. */
+	/* A number has 4 or 8 bytes, by version. Of a longer list the length, above, is part of the name. */
 	for (i = 0; i < MAX_DEVICE_WORDS && devices[0] < devices[1]; i++) {
 		if (bpf_probe_read_user(&word, sizeof(word), (const void *)devices[0]))
 			return;
@@ -240,13 +240,8 @@ UPROBE(jax_call)
 UPROBE(jax_done)
 {
 	struct operation_key key = key_of_thread();
-	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
 
-	if (!record)
-		return;
-	record->t_done_lo = probe->now;
-	record->t_done_hi = probe->now;
-	operation_close(&key, record, STATE_DONE);
+	operation_done(&key, probe->now);
 }
 
 char LICENSE[] SEC("license") = "GPL";
