@@ -54,7 +54,7 @@ def running_thread(pid: int) -> int | None:
 
 
 def thread_exists(pid: int, tid: int) -> bool:
-    """Whether the thread is one of the process and has not ended."""
+    """Whether the process has the thread and the thread has not ended."""
     return Path(f"/proc/{pid}/task/{tid}").exists()
 
 

@@ -86,7 +86,7 @@ def rank_in_grid(place: Place, places: Collection[Place]) -> Ranks | None:
         return Ranks(place.coordinates[0], place.size)
     taken = {other.coordinates for other in places}
     lengths = [max(numbers) + 1 for numbers in zip(*taken, strict=True)] if _alike(place, places) else []
-    # One process alone may be the only one that was seen.
+    # A single process may be the only process seen so far of a larger job.
     if len(taken) < max(2, len(places)) or prod(lengths) != len(taken) or place.coordinates not in taken:
         return None
     rank = 0

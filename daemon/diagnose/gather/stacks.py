@@ -36,7 +36,7 @@ def threads_of_processes(
     waits: Mapping[Key, Sequence[Row]],
     innermost: Mapping[Key, Innermost | None],
 ) -> dict[Key, tuple[Thread, ...]]:
-    """Returns the threads of each process, the one that trains first.
+    """Returns the threads of each process, the training thread first.
 
     ``first`` and ``second``: two readings of Python frames; ``native``: with native frames, of some processes.
     ``waits``: rows of ``thread_waits``. Raises InternalError for stacks that make no sense.

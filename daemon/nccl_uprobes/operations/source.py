@@ -175,7 +175,7 @@ class CollectivesSource(Source):
         }
 
     def interesting(self, path: bytes) -> bool:
-        """Whether a mapped file of this path can be libtorch_cpu, libnccl or that of JAX."""
+        """Whether a mapped file of this path can be libtorch_cpu, libnccl or JAX's library."""
         return library_of(path) is not None
 
     def attach(self, fd: int, path: bytes) -> int:

@@ -93,7 +93,7 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
 
 
 def _of_thread(target: Target, tid: int) -> dict[str, Any]:
-    """What the status of another thread than the main one says in place of that of the process."""
+    """Returns the context switches and allowed CPUs of a thread; nothing for the main thread."""
     found = status_fields(_read(target, f"task/{tid}/status")) if tid != target.pid else {}
     return {name: found[name] for name in ("switches", "cpus_allowed", "cpu_list") if name in found}
 

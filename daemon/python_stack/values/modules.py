@@ -1,4 +1,4 @@
-"""Reads from Python modules of a process which rank it is, where its framework tells nobody else.
+"""Reads the rank of a process from its Python modules, where its environment does not give it.
 
 JAX: ``jax._src.distributed.State`` (jax/_src/distributed.py of 0.4 to 0.12), set before the ranks meet. vLLM:
 ``GroupCoordinator`` of all its ranks (vllm/distributed/parallel_state.py of 0.6 to 0.32). torch: the default process

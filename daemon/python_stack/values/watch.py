@@ -177,7 +177,7 @@ class VariableWatch(Source):
 
 
 def _one_each(read: list[NamedVariable], trains: int) -> dict[str, NamedVariable]:
-    """One row for each name: that of the thread ``trains``, else of the first one with a value."""
+    """Returns one row a name: the row of the thread ``trains``, else of the first thread with a value."""
     found: dict[str, NamedVariable] = {}
     for value in sorted(read, key=lambda value: value["tid"] != trains):
         if value["name"] not in found or found[value["name"]]["value"] is None:

@@ -21,7 +21,7 @@ def train(folder: Path, rank: int) -> None:
     steps = Counter({"all_reduce": 0})
     while True:
         time.sleep(STEP_S)
-        # The one that hangs is counted as well.
+        # The collective that hangs is counted as well.
         steps["all_reduce"] += 1
         write_counts(folder, rank, steps if rank != 1 else steps - Counter({"all_reduce": 1}))
         download_shard(folder, rank)
