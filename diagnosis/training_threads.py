@@ -3,6 +3,8 @@
 Ray Train and embedded interpreters train in another thread than the main one, which only waits for tasks. In a job
 that hangs some of these threads wait in a collective, or in a step. The thread of another rank that began in the same
 function trains as well.
+
+A rank of torch.distributed.rpc serves requests in threads of torch, while its main thread waits for the end of the job.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from probing.diagnosis.activity.scene import is_library, letter
+from probing.diagnosis.activity.scene import innermost, is_library, letter, python_frames
 from probing.diagnosis.facts import Condition, Facts, Rank, Thread
 from probing.diagnosis.stack_calls import python_wait
 
@@ -22,6 +24,8 @@ __all__ = ("training_threads", "with_training_threads")
 _IDLE_FILES = ("threading.py", "queue.py", "concurrent/futures/_base.py", "selectors.py", "ray/_private/worker.py")
 # Frames of a training step.
 _STEP_FILES = ("torch/autograd/graph.py", "torch/nn/modules/module.py", "torch/optim/optimizer.py")
+# torch runs the function of a request within this one.
+_SERVES = ("torch/distributed/rpc/internal.py", ("_run_function",))
 _DIGITS = re.compile(r"\d+")
 _Key = TypeVar("_Key")
 _Begin = tuple[str, str, str]
@@ -31,6 +35,8 @@ def with_training_threads(facts: Facts) -> Facts:
     """Returns ``facts`` with ``Thread.main`` set for the threads that train; unchanged where the main threads do."""
     silent = {rank.rank: rank.threads for rank in facts.ranks if not _issues(rank)}
     training = training_threads(silent)
+    served = {rank.rank: rank.threads for rank in facts.ranks if rank.rank not in training and _idle(rank.threads)}
+    training |= {rank: thread for rank, threads in served.items() if (thread := _serving(threads)) is not None}
     return replace(facts, ranks=tuple(_with_thread(rank, training) for rank in facts.ranks)) if training else facts
 
 
@@ -57,6 +63,12 @@ def _idle(threads: Sequence[Thread]) -> bool:
 
 def _at_work(threads: Sequence[Thread]) -> Thread | None:
     return next((t for t in threads if not t.main and _works(t)), None)
+
+
+def _serving(threads: Sequence[Thread]) -> Thread | None:
+    """Returns the thread that has served a request of torch.distributed.rpc for the longest time."""
+    serving = [t for t in threads if not t.main and innermost(python_frames(t.frames), *_SERVES) is not None]
+    return min(serving, key=lambda thread: thread.since_ns or 0, default=None)
 
 
 def _works(thread: Thread) -> bool:

@@ -18,6 +18,7 @@ from probing.diagnosis.activity.waits_for_others import (
     find_child,
     find_network,
     find_pipe,
+    find_rpc,
     find_sleep,
     find_stdin,
 )
@@ -129,6 +130,7 @@ _TOPICS: tuple[Callable[[Scene], Seen | None], ...] = (
     find_checkpoint,
     find_gil,
     find_hindered,
+    find_rpc,
     find_lock,
     find_pipe,
     find_network,

@@ -106,6 +106,11 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
             "Frames of init_process_group, of a store, or of the creation of a communicator.",
             ("Check that all ranks were started, and that MASTER_ADDR and MASTER_PORT can be reached from each node.",),
         ),
+        "rpc": Kind(
+            "It waits for another rank's answer by RPC",
+            "Frames of torch.distributed.rpc, or a wait for a future of torch.",
+            ("Look at the ranks that serve requests: `probingctl stacks --job J --native`.",),
+        ),
         "sleeping": Kind(
             "It sleeps for a time that the program chose",
             "A system call that only sleeps.",

@@ -28,7 +28,8 @@ OUTSIDE = Verdict(
     "Ranks are stuck outside of collectives",
     "No rank of the job waits in an operation, none has begun or ended one for W, and none makes progress; for twice W"
     " where operations are in flight that no stack shows a wait for, and then the ranks that have not called these are"
-    " named. Otherwise ranks are grouped by stack: the minority is named, or all ranks if there is none.",
+    " named. Where ranks wait for an answer by RPC, the others are named. Otherwise ranks are grouped by stack: the"
+    " minority is named, or all ranks if there is none.",
     "What each group of ranks does, and since when.",
     "0.8 if the activity of the named ranks is known, else 0.5.",
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
@@ -37,6 +38,7 @@ OUTSIDE = Verdict(
     (
         "test_ranks_that_block_outside_are_named",
         "test_the_smaller_group_outside_is_named",
+        "test_the_rank_that_serves_a_request_is_named",
         "test_operations_in_flight_that_nobody_is_seen_to_wait_for_are_reported_after_twice_the_time",
     ),
 )
@@ -57,8 +59,9 @@ def find(case: Case) -> Iterator[Finding]:
         return
     groups = vote({rank: _signature(case, rank) for rank in numbers})
     odd = groups.odd if len(groups.groups) > 1 and not groups.tied else tuple(numbers)
-    named = _awaited(case) or odd
-    worked = any(rank.progress or rank.done or rank.steps for rank in living)
+    asked = _asked(case, numbers)
+    named = _awaited(case) or asked or odd
+    worked = bool(asked) or any(rank.progress or rank.done or rank.steps for rank in living)
     if worked or all(case.activity(rank).kind not in _VAGUE for rank in named):
         yield _finding(case, named, stalled, len(living))
 
@@ -69,6 +72,12 @@ def _awaited(case: Case) -> tuple[int, ...]:
     waits = {rank: wait for rank, wait in blind.items() if wait is not None}
     graph = Joins(case.ranks, waits, case.sequences, case.world, case.now).graph(waits)
     return tuple(sorted(graph.sinks & case.ranks.keys()))
+
+
+def _asked(case: Case, ranks: list[int]) -> tuple[int, ...]:
+    """Returns the ranks that others may wait for by RPC, if any rank waits so: those that do not."""
+    waiting = {rank for rank in ranks if case.activity(rank).kind == "rpc"}
+    return tuple(rank for rank in ranks if rank not in waiting) if waiting else ()
 
 
 def _makes_progress(case: Case, rank: int, stalled: int) -> bool:

@@ -53,8 +53,13 @@ def threads_of_processes(
         own = {row["tid"]: row for row in waits.get(key, ())}
         tid = trains[key] if any(one["tid"] == trains[key] for one in best) else key.pid
         threads = [_thread(one, tid, moving, own, innermost.get(key)) for one in best]
-        found[key] = tuple(sorted(threads, key=lambda t: (not t.main, not t.gil, t.tid))[:_MAX_THREADS])
+        found[key] = tuple(sorted(threads, key=_order)[:_MAX_THREADS])
     return found
+
+
+def _order(thread: Thread) -> tuple[bool, bool, bool, int]:
+    """The order in which threads are kept: torch has a hundred that run no Python."""
+    return not thread.main, not thread.gil, all(frame.native for frame in thread.frames), thread.tid
 
 
 def _by_process(stacks: Iterable[ProcessStacks]) -> _Threads:

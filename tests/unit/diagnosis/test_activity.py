@@ -139,6 +139,16 @@ WAITS: list[tuple[str, str, Activity]] = [
             user(f"_wait {LIB}/subprocess.py:1"), syscall="wait4", target="rsync (pid 9, state S)", target_kind="child"
         ),
     ),
+    (
+        "rpc",
+        "it waits for the answer of an RPC in step, train.py:40",
+        doing(user(f"rpc_sync {TORCH}distributed/rpc/api.py:842"), syscall="futex"),
+    ),
+    (
+        "rpc",
+        "it waits for a future of torch in step, train.py:40",
+        doing(user(native("torch::jit::PythonFutureWrapper::wait()")), syscall="futex"),
+    ),
     ("sleeping", "it sleeps in step, train.py:40", doing(user(), syscall="clock_nanosleep")),
     (
         "disk_io",

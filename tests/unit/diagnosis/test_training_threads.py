@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from diagnosis_cases import facts, in_collective, rank, thread
+from diagnosis_cases import facts, history, in_collective, rank, thread
 
 from probing.diagnosis.facts import Condition, Facts, Rank, Thread
 from probing.diagnosis.ladder import diagnose
@@ -87,3 +87,33 @@ def test_of_two_threads_alike_none_is_taken() -> None:
     twins = replace(whole.ranks[2], threads=(*whole.ranks[2].threads, trains(SLEEPS, 9)))
     found = with_training_threads(replace(whole, ranks=(*whole.ranks[:2], twins)))
     assert main_of(found.ranks[2]) == IDLE
+
+
+API = "/site-packages/torch/distributed/rpc/api.py"
+SERVES = f"forward run.py:17|_run_function {API.replace('api', 'internal')}:209"
+
+
+def served(*frames: str) -> Facts:
+    """Rank 0 waits for the answer of an RPC, and rank 1 for the end of the job while a thread of it has ``frames``."""
+    asks = thread(f"rpc_sync {API}:842", "train run.py:24")
+    waits = thread("wait /usr/lib/python3.11/threading.py:320", f"_all_gather {API}:257", f"shutdown {API}:382")
+    wait = Condition(state="S", syscall="futex", wchan="futex_do_wait", cpu_ns=0, asleep_since_ns=1)
+    others = [replace(thread(*frames), tid=107, main=False, state="sleeping", syscall="clock_nanosleep")]
+    done = history(6, ago=70)
+    return facts(
+        rank(0, *done, threads=(asks,), condition=wait, pid=100),
+        rank(1, *done, threads=(waits, *(others if frames else ())), condition=wait, pid=100),
+    )
+
+
+def test_the_rank_that_serves_a_request_is_named() -> None:
+    (finding,) = diagnose(served(*SERVES.split("|"))).findings
+    assert [culprit.rank for culprit in finding.culprits] == [1]
+    assert "sleeps in forward, run.py:17" in finding.culprits[0].why
+
+
+def test_without_a_request_nobody_is_named_alone() -> None:
+    (finding,) = diagnose(served()).findings
+    assert [culprit.rank for culprit in finding.culprits] == [0, 1]
+    assert "waits for the answer of an RPC" in finding.culprits[0].why
+    assert "serves RPCs until all ranks have ended theirs" in finding.culprits[1].why
