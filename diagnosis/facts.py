@@ -124,9 +124,10 @@ class Condition:
 
     Of the thread that trains: ``state``, the kernel's letter (R, S, D, T, t, Z); ``wchan``, the kernel function in
     which it waits; ``syscall``, the system call in which it waits; ``target``, the file, pipe or socket of that call (a
-    path, pipe:[INODE] or socket:[INODE]); ``target_kind``: file, fifo, pipe, socket, tty, directory, device, child or
-    other; ``target_fd``, its descriptor; ``file_system``, its type and mount point, as "fuse /mnt/ckpt";
-    ``asleep_since_ns``: it has not run since then, or longer. ``children``: name, pid and state of the child processes.
+    path, pipe:[INODE] or socket:[INODE]); ``target_kind``: file, fifo, pipe, socket, listener (a socket that listens),
+    tty, directory, device, child or other; ``target_fd``, its descriptor; ``file_system``, its type and mount point, as
+    "fuse /mnt/ckpt"; ``asleep_since_ns``: it has not run since then, or longer. ``children``: name, pid and state of
+    the child processes.
 
     The fields after ``interval_ns`` are differences over that time: ``cpu_ns``, ``run_delay_ns`` (runnable without a
     CPU) and ``switches`` are those of that thread, the others those of the process. ``read_bytes`` and

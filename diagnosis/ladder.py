@@ -17,6 +17,7 @@ from probing.diagnosis.rules import (
     deadlock,
     death,
     hardware,
+    idle,
     init,
     job_slowdown,
     memory,
@@ -58,6 +59,8 @@ RULES: tuple[Rule, ...] = (
     absent,
     point_to_point,
     deadlock,
+    # Before the rules that blame ranks.
+    idle,
     not_joined,
     communicator_error,
     no_completion,

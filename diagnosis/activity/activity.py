@@ -12,13 +12,13 @@ from probing.diagnosis.activity.ended import find_ended, find_stopped, full_shm
 from probing.diagnosis.activity.kinds import ACTIVITIES
 from probing.diagnosis.activity.locks import find_gil, find_lock
 from probing.diagnosis.activity.processor import find_compiling, find_computing, find_hindered, uses_cpu
+from probing.diagnosis.activity.requests import find_requests, find_rpc
 from probing.diagnosis.activity.scene import Scene, Seen, letter
 from probing.diagnosis.activity.storage import find_checkpoint, find_disk_io, moves_data
 from probing.diagnosis.activity.waits_for_others import (
     find_child,
     find_network,
     find_pipe,
-    find_rpc,
     find_sleep,
     find_stdin,
 )
@@ -130,6 +130,7 @@ _TOPICS: tuple[Callable[[Scene], Seen | None], ...] = (
     find_checkpoint,
     find_gil,
     find_hindered,
+    find_requests,
     find_rpc,
     find_lock,
     find_pipe,

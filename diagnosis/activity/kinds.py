@@ -106,6 +106,12 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
             "Frames of init_process_group, of a store, or of the creation of a communicator.",
             ("Check that all ranks were started, and that MASTER_ADDR and MASTER_PORT can be reached from each node.",),
         ),
+        "idle": Kind(
+            "It waits for requests, as a server that has nothing to do",
+            "A wait for connections on a socket that listens, for ZeroMQ, for a ring of shared memory, or for a queue"
+            " that a thread with such a wait fills.",
+            ("Send a request, and look whether the server answers.",),
+        ),
         "rpc": Kind(
             "It waits for another rank's answer by RPC",
             "Frames of torch.distributed.rpc, or a wait for a future of torch.",

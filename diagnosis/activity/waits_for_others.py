@@ -1,10 +1,10 @@
-"""The main thread waits for input, the other end of a pipe or socket, another rank's answer, a child, or a timer."""
+"""The main thread waits for input, for the other end of a pipe or socket, for a child process, or for a timer."""
 
 from __future__ import annotations
 
 from probing.diagnosis.activity.scene import Scene, Seen, innermost
 
-__all__ = ("find_child", "find_network", "find_pipe", "find_rpc", "find_sleep", "find_stdin")
+__all__ = ("find_child", "find_network", "find_pipe", "find_sleep", "find_stdin")
 
 _READS = frozenset(("read", "readv", "pread64", "poll", "ppoll", "select", "pselect6", "splice", "recvfrom", "ioctl"))
 _WRITES = frozenset(("write", "writev", "pwrite64", "sendfile"))
@@ -12,13 +12,6 @@ _OPENS = frozenset(("open", "openat", "openat2"))
 _SLEEPS = frozenset(("nanosleep", "clock_nanosleep"))
 # Without a file to wait for, these only sleep.
 _TIMED = frozenset(("select", "pselect6", "poll", "ppoll"))
-_RPC = "torch/distributed/rpc/api.py"
-# What a function of it waits for. Futures of torch wait in C++, called from the user's line.
-_RPC_WAITS = {
-    "rpc_sync": "waits for the answer of an RPC",
-    **dict.fromkeys(("_wait_all_workers", "shutdown"), "serves RPCs until all ranks have ended theirs"),
-}
-_FUTURE = "PythonFutureWrapper::wait"
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/cmd.py", "/IPython/terminal/debugger.py")
 _STANDARD = {1: "standard output", 2: "standard error"}
 
@@ -61,25 +54,11 @@ def find_network(scene: Scene) -> Seen | None:
     other = ends.partition(" -> ")[2] or ends or scene.target
     if c.syscall == "connect":
         does = f"waits for a connection to {other}"
-    elif c.syscall in ("accept", "accept4"):
-        does = f"waits for a connection from another process ({other})"
     elif c.syscall in ("sendto", "sendmsg", "sendmmsg", *_WRITES):
         does = f"waits until {other} takes its data"
     else:
         does = f"waits for data from {other}"
     return Seen("network", f"{does}{scene.where}", frame=scene.user, evidence=(scene.kernel,))
-
-
-def find_rpc(scene: Scene) -> Seen | None:
-    """Returns whether the process waits for an answer by torch.distributed.rpc, or serves until all are done."""
-    at = innermost(scene.python, _RPC, _RPC_WAITS)
-    if at is not None:
-        does = _RPC_WAITS[scene.python[at].func.rpartition(".")[2]]
-    elif scene.runs_in(_FUTURE) and scene.rank is not None and not scene.rank.open:
-        does = "waits for a future of torch"
-    else:
-        return None
-    return Seen("rpc", f"{does}{scene.where}", frame=scene.user, evidence=(scene.kernel,))
 
 
 def find_child(scene: Scene) -> Seen | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.diagnosis.activity.requests import IDLE
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import HoldUp, doubts, edge_text, hold_ups, lowered, operation_text, site
 from probing.diagnosis.rules.absent import ended
@@ -49,6 +50,8 @@ def find(case: Case) -> Iterator[Finding]:
             continue
         dead = any(ended(case, rank) for rank in hold_up.ranks)
         living = [r for r in hold_up.ranks if not ended(case, r) and r not in explained]
+        # A rank that waits for requests is not to blame where others are there that do not.
+        living = [r for r in living if case.activity(r).kind != IDLE]
         named = [r for r in living if not (_busy(case, r) and (hold_up.age_ns or 0) < case.patience_ns)]
         if dead:
             # A rank that survived the death of another one may be about to end, too.

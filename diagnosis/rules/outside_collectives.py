@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from probing.diagnosis.activity.requests import IDLE, RPC
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.holdups import lowered, operation_text, site
@@ -28,8 +29,8 @@ OUTSIDE = Verdict(
     "Ranks are stuck outside of collectives",
     "No rank of the job waits in an operation, none has begun or ended one for W, and none makes progress; for twice W"
     " where operations are in flight that no stack shows a wait for, and then the ranks that have not called these are"
-    " named. Where ranks wait for an answer by RPC, the others are named. Otherwise ranks are grouped by stack: the"
-    " minority is named, or all ranks if there is none.",
+    " named. Where ranks wait for a request or the answer to one, the others are named. Otherwise ranks are grouped by"
+    " stack: the minority is named, or all ranks if there is none.",
     "What each group of ranks does, and since when.",
     "0.8 if the activity of the named ranks is known, else 0.5.",
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
@@ -55,11 +56,13 @@ def find(case: Case) -> Iterator[Finding]:
     if stalled < gate or len(living) < len(case.facts.ranks):
         return
     numbers = [rank.rank for rank in living]
+    asked = _asked(case, numbers)
     if any(_makes_progress(case, rank, stalled) for rank in numbers):
         return
     groups = vote({rank: _signature(case, rank) for rank in numbers})
     odd = groups.odd if len(groups.groups) > 1 and not groups.tied else tuple(numbers)
-    asked = _asked(case, numbers)
+    if not asked and all(case.activity(rank).kind == IDLE for rank in numbers):
+        return
     named = _awaited(case) or asked or odd
     worked = bool(asked) or any(rank.progress or rank.done or rank.steps for rank in living)
     if worked or all(case.activity(rank).kind not in _VAGUE for rank in named):
@@ -75,14 +78,16 @@ def _awaited(case: Case) -> tuple[int, ...]:
 
 
 def _asked(case: Case, ranks: list[int]) -> tuple[int, ...]:
-    """Returns the ranks that others may wait for by RPC, if any rank waits so: those that do not."""
-    waiting = {rank for rank in ranks if case.activity(rank).kind == "rpc"}
+    """Returns the ranks that do not wait for a request or an answer, if another one does."""
+    waiting = {rank for rank in ranks if case.activity(rank).kind in (IDLE, RPC)}
     return tuple(rank for rank in ranks if rank not in waiting) if waiting else ()
 
 
 def _makes_progress(case: Case, rank: int, stalled: int) -> bool:
     own, activity = case.ranks[rank], case.activity(rank)
     if halted(own):
+        return False
+    if activity.kind in (IDLE, RPC):
         return False
     main = main_thread(own)
     if activity.progressing or (main is not None and main.moving):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from diagnosis_jobs import Ranks, folder_of_job, join_elastic, start_by_slurm
 from e2e_support import Daemon
 
-__all__ = ("HEALTHY", "Healthy", "HealthyJobs", "complaints")
+__all__ = ("HEALTHY", "Healthy", "HealthyJobs", "complaints", "idle")
 
 STEPS = 20
 # The time that jobs have for their end.
@@ -44,6 +45,9 @@ HEALTHY = (
     Healthy("one rank ends after the other", "ends", again=True),
     Healthy("a job", "plain"),
     Healthy("another of the same script", "plain"),
+    Healthy("an idle server that accepts", "idle_accept"),
+    Healthy("an idle server of asyncio", "idle_asyncio"),
+    Healthy("an idle server with a queue", "idle_queue"),
     Healthy("an elastic restart", "plain", again=True, restarts=_elastic),
     Healthy("a requeued job", "plain", again=True, restarts=start_by_slurm),
 )
@@ -59,13 +63,15 @@ class HealthyJobs:
         self._over = False
         self.started: list[tuple[Healthy, Ranks]] = []
 
-    def run(self, seconds: float) -> None:
-        """Runs all jobs for ``seconds``, then lets them end normally."""
+    def run(self, seconds: float, before_end: Callable[[], object] = lambda: None) -> None:
+        """Runs all jobs for ``seconds``, calls ``before_end``, then lets them end normally."""
         with contextlib.ExitStack() as stack:
             lives = [self._life(healthy, stack) for healthy in self._jobs]
             begun = time.monotonic()
             while lives:
-                self._over = time.monotonic() > begun + seconds
+                if not self._over and time.monotonic() > begun + seconds:
+                    before_end()
+                    self._over = True
                 assert time.monotonic() < begun + seconds + TO_END_S, f"{len(lives)} jobs do not end"
                 lives = [life for life in lives if next(life, True) is not True]
                 time.sleep(0.3)
@@ -109,3 +115,9 @@ class HealthyJobs:
 def complaints(daemon: Daemon) -> list[dict[str, Any]]:
     """Returns the rows of all findings except notes."""
     return daemon.rows(_COMPLAINTS)
+
+
+def idle(daemon: Daemon) -> set[str]:
+    """Returns the jobs of which `diagnose` notes now that they wait for requests."""
+    shown = json.loads(daemon.ctl("-f", "json", "diagnose").stdout)
+    return {finding["job"] for finding in (shown, *shown["others"]) if finding["verdict"] == "idle"}

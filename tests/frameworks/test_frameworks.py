@@ -25,6 +25,7 @@ from waiting import until
 
 HERE = Path(__file__).resolve().parent
 VENV = HERE.parents[1] / ".build" / "frameworks"
+VLLM = HERE.parents[1] / ".build" / "vllm"
 SEEN = VENV / "seen.json"
 # The line of common.py that stands still.
 LINE = next(
@@ -51,8 +52,8 @@ _FINDING = (
 class Framework:
     """``command``: FOLDER, PORT and BIN stand for what they say; ``each``: it is run once for each RANK.
 
-    ``sources``: the evidence for the ranks; ``thread``: part of the name of the thread that trains; ``counts``: the job
-    can say what it called; ``env``: of its processes.
+    ``sources``: the evidence for the ranks; ``thread``: part of the name of the thread that trains; ``least``: how many
+    operations of a rank to wait for before the minute of looks; ``env``: of its processes; ``venv``: of its Python.
     """
 
     name: str
@@ -60,8 +61,9 @@ class Framework:
     sources: tuple[str, ...] = ("environment",)
     thread: str = "MainThread"
     each: bool = False
-    counts: bool = True
+    least: int = 50
     env: tuple[tuple[str, str], ...] = ()
+    venv: Path = VENV
 
 
 TORCHRUN = "BIN/torchrun --nproc-per-node 2 --master-port PORT"
@@ -89,6 +91,9 @@ FRAMEWORKS = (
         each=True,
         env=(("JAX_PLATFORMS", "cpu"),),
     ),
+    # It has collectives only when it begins and ends.
+    Framework("rpc", f"{TORCHRUN} rpc_master.py FOLDER", thread="", least=3),
+    Framework("vllm", "BIN/python vllm_engine.py FOLDER", sources=("communicator", "title"), venv=VLLM),
 )
 
 
@@ -99,8 +104,9 @@ class Job:
         self.framework = framework
         self.folder = folder
         port, self.log = str(free_port()), folder / "job.log"
-        values = {"FOLDER": str(folder), "PORT": port, "BIN": str(VENV / "bin")}
-        env = {"PATH": f"{VENV / 'bin'}:/usr/bin:/bin", "TORCH_FR_BUFFER_SIZE": "50000", "PYTHONUNBUFFERED": "1"}
+        binaries = framework.venv / "bin"
+        values = {"FOLDER": str(folder), "PORT": port, "BIN": str(binaries)}
+        env = {"PATH": f"{binaries}:/usr/bin:/bin", "TORCH_FR_BUFFER_SIZE": "50000", "PYTHONUNBUFFERED": "1"}
         env |= {name: _filled(value, values) for name, value in framework.env}
         self.processes = []
         with self.log.open("ab") as log:
@@ -231,7 +237,11 @@ def test_a_framework_is_seen_from_its_start_and_late(framework: Framework, daemo
         stack.callback(job.close)
         ranks = ranks_of(daemon, job)
         (name,) = {row["job"] for row in ranks}
-        until(lambda: sum(calls(daemon, name).get(ranks[0]["pid"], Counter()).values()) > 50, PATIENCE_S, what=job.tail)
+        until(
+            lambda: sum(calls(daemon, name).get(ranks[0]["pid"], Counter()).values()) >= framework.least,
+            PATIENCE_S,
+            what=job.tail,
+        )
         # A communicator goes before a module, and may be seen later.
         sources = sorted({row["rank_source"] for row in ranks_of(daemon, job)})
         assert set(sources) <= set(framework.sources)
@@ -246,12 +256,11 @@ def test_a_framework_is_seen_from_its_start_and_late(framework: Framework, daemo
         culprit = next(one for one in json.loads(finding["stacks"]) if one["role"] == "culprit")
         assert framework.thread in culprit["thread"]
         late = _late(framework, base, job, ranks)
-        if framework.counts:
-            own = {
-                pid: Counter({SAME.get(op, op): n for op, n in Counter(counts).items()})
-                for pid, counts in job.counts().items()
-            }
-            assert calls(daemon, name) == own
+        own = {
+            pid: Counter({SAME.get(op, op): n for op, n in Counter(counts).items()})
+            for pid, counts in job.counts().items()
+        }
+        assert calls(daemon, name) == own
         began = int((folder / "fault-1").read_text())
         note(framework, job=name, sources=sources, verdict=finding["verdict"], late=late, fault_ns=began)
 

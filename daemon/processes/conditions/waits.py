@@ -35,12 +35,18 @@ _KINDS = {
     stat.S_IFBLK: "device",
     stat.S_IFREG: "file",
 }
+_EPOLL = "anon_inode:[eventpoll]"
+# The descriptors that an epoll instance watches: proc(5), /proc/pid/fdinfo.
+_WATCHED = re.compile(rb"^tfd:\s*(\d{1,10}) ", re.MULTILINE)
 _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*(\d{1,10})$", re.MULTILINE)
 
 
 class ThreadWait(TypedDict):
-    """``fd``: the descriptor that ``target`` is. ``target_kind``: file, fifo, pipe, socket, tty, directory, device,
-    child or other. ``more``: how many more files the call is about (poll and select)."""
+    """``fd``: the descriptor that ``target`` is. ``target_kind``: file, fifo, pipe, socket, listener (a socket that
+    listens), tty, directory, device, child or other. ``more``: how many more files the call is about.
+
+    Of several files, as of poll, select and epoll, a socket that listens goes before the first.
+    """
 
     wchan: str | None
     syscall: str | None
@@ -79,7 +85,7 @@ class WaitReader:
         fds: list[int] = []
         place = _NOWHERE
         if call is not None and len(arguments) == 6:
-            fds = _descriptors(call, arguments, self._memory)
+            fds = self._awaited(call, arguments)
             place = self._descriptor(fds[0]) if fds else self._named(call, arguments)
         wchan = clean_text(_text(self._target, f"task/{tid}/wchan"), 64)
         return {
@@ -90,6 +96,25 @@ class WaitReader:
             "more": max(0, len(fds) - 1),
         }
 
+    def _awaited(self, call: SystemCall, arguments: list[int]) -> list[int]:
+        """Returns the descriptors that a call is about, one of a socket that listens first."""
+        fds = _descriptors(call, arguments, self._memory)
+        if call.name.startswith("epoll_") and self._link(fds) == _EPOLL:
+            fds += [int(fd) for fd in _WATCHED.findall(_text(self._target, f"fdinfo/{fds[0]}", MAX_POLLED * 80))]
+            fds = fds[: MAX_POLLED + 1]
+        listener = next((fd for fd in fds if self._listens(fd)), None) if len(fds) > 1 else None
+        return fds if listener is None else [listener, *(fd for fd in fds if fd != listener)]
+
+    def _link(self, fds: list[int]) -> str:
+        try:
+            return clean_text(self._target.link(f"fd/{fds[0]}"), MAX_PATH) if fds else ""
+        except ProbingError:
+            return ""
+
+    def _listens(self, fd: int) -> bool:
+        link = self._link([fd])
+        return link.startswith("socket:") and self._sockets.described(link).listens
+
     def _descriptor(self, fd: int) -> _Place:
         try:
             link = self._target.link(f"fd/{fd}")
@@ -99,8 +124,9 @@ class WaitReader:
         if not link.startswith(b"/"):
             kind = shown.partition(":")[0]
             if kind == "socket":
-                shown = self._sockets.described(shown)
-            kind = kind if kind in ("pipe", "socket") else "other"
+                shown, listens = self._sockets.described(shown)
+                kind = "listener" if listens else kind
+            kind = kind if kind in ("pipe", "socket", "listener") else "other"
             return {"target": shown, "target_kind": kind, "file_system": None}
         match = _MOUNT_NUMBER.search(_text(self._target, f"fdinfo/{fd}"))
         mount = mount_of(self._mounts, number=int(match[1])) if match else mount_of(self._mounts, path=link)
@@ -183,9 +209,9 @@ def _memory(memory: Memory, at: int, size: int, *, text: bool = False) -> bytes:
     return next((data for data in memory.read_many(ranges) if data), b"")
 
 
-def _text(target: Target, name: str) -> bytes:
+def _text(target: Target, name: str, limit: int = 4_096) -> bytes:
     try:
-        return target.read(name, 4_096)
+        return target.read(name, limit)
     except ProbingError:
         return b""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.rpc as rpc
-from common import STEP_S, download_shard
+from common import STEP_S, count_when_asked, download_shard
 
 FOLDER = Path(sys.argv[1])
 
@@ -27,6 +27,7 @@ def train(rank: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
+    count_when_asked(FOLDER, rank)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
     train(rank)
     rpc.shutdown()

@@ -76,12 +76,34 @@ def test_poll_and_sockets_are_resolved(readers: ReaderPool, pipe: tuple[int, int
     with started([sys.executable, "-u", "-c", code], until="\n") as process:
         found = _in(readers, process.pid, ("accept4", "accept"))
         port = int(process.line)  # type: ignore[attr-defined]
-    assert found["target"].endswith(f" tcp 127.0.0.1:{port} listens")
+    assert found["target"].endswith(f" tcp 127.0.0.1:{port}")
+    assert found["target_kind"] == "listener"
     code = "import select, sys; p = select.poll(); p.register(0, select.POLLIN); p.poll()"
     with started(_python(code), until="go", stdin=pipe[0]) as process:
         found = _in(readers, process.pid, ("poll",))
     assert found["target_fd"] == 0
     assert found["target_kind"] == "pipe"
+
+
+@pytest.mark.parametrize("wait", ["poll", "select", "epoll"])
+def test_of_several_files_the_socket_that_listens_is_shown(readers: ReaderPool, wait: str) -> None:
+    code = f"""
+import os, select, socket
+s = socket.create_server(("127.0.0.1", 0))
+r = os.pipe()[0]
+wait = select.{wait}
+if wait is not select.select:
+    waiter = wait()
+    waiter.register(r), waiter.register(s)
+print(s.getsockname()[1])
+wait([r, s], [], []) if wait is select.select else waiter.poll()
+"""
+    calls = {"poll": ("poll", "ppoll"), "select": ("select", "pselect6"), "epoll": ("epoll_wait", "epoll_pwait")}
+    with started([sys.executable, "-u", "-c", code], until="\n") as process:
+        found = _in(readers, process.pid, calls[wait])
+        port = int(process.line)  # type: ignore[attr-defined]
+    assert found["target"].endswith(f" tcp 127.0.0.1:{port}")
+    assert found["target_kind"] == "listener"
 
 
 def test_each_thread_has_its_own_wait(readers: ReaderPool, pipe: tuple[int, int]) -> None:

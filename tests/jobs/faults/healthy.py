@@ -6,9 +6,14 @@ than the time after which a job counts as stalled.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
+import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 LONG_S = float(os.environ.get("LONG", "5"))
 BLOCK = 1 << 20
 BUSY_S = 0.003
+BUSY = 50
 
 
 def compute(seconds: float) -> None:
@@ -112,7 +118,61 @@ def plain(job: Job) -> None:
     job.train()
 
 
-CASES = {case.__name__: case for case in (long_steps, evaluation, checkpoint, compiled, workers, ends, plain)}
+def idle_accept(job: Job) -> None:
+    """A server: rank 0 waits for connections, and the other ranks for what it broadcasts."""
+    server = socket.create_server(("127.0.0.1", 0))
+    serve(job, lambda: server.accept()[0].close(), server)
+
+
+def idle_asyncio(job: Job) -> None:
+    """The same with asyncio: the event loop of rank 0 waits for connections."""
+    server = socket.create_server(("127.0.0.1", 0))
+    serve(job, lambda: asyncio.run(one_connection(server)), server)
+
+
+async def one_connection(server: socket.socket) -> None:
+    came = asyncio.Event()
+
+    def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        came.set()
+
+    async with await asyncio.start_server(connected, sock=server.dup()):
+        await came.wait()
+
+
+def idle_queue(job: Job) -> None:
+    """The same with a thread of rank 0 that accepts connections and puts them into a queue."""
+    server = socket.create_server(("127.0.0.1", 0))
+    requests: queue.Queue[socket.socket] = queue.Queue()
+
+    def accept() -> None:
+        while True:
+            requests.put(server.accept()[0])
+
+    threading.Thread(target=accept, name="acceptor", daemon=True).start()
+    serve(job, lambda: requests.get().close(), server)
+
+
+def serve(job: Job, next_request: Callable[[], object], server: socket.socket) -> None:
+    """Hands out ``BUSY`` requests of its own, then those that come: there is none before the job is to end."""
+    for _ in range(BUSY):
+        time.sleep(STEP_S)
+        dist.broadcast(torch.ones(3), src=0)
+    if job.rank == 0:
+        threading.Thread(target=end, args=(job, server), daemon=True).start()
+        next_request()
+    dist.broadcast(torch.ones(3), src=0)
+
+
+def end(job: Job, server: socket.socket) -> None:
+    while not job.due():
+        time.sleep(STEP_S)
+    socket.create_connection(server.getsockname()).close()
+
+
+SERVERS = (idle_accept, idle_asyncio, idle_queue)
+CASES = {case.__name__: case for case in (long_steps, evaluation, checkpoint, compiled, workers, ends, plain, *SERVERS)}
 
 if __name__ == "__main__":
     main(CASES)

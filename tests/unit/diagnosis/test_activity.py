@@ -251,8 +251,8 @@ def test_a_stack_and_the_kernel_show_what_a_rank_does(kind: str, why: str, found
 
 
 def test_each_kind_is_shown_by_a_case() -> None:
-    # Those of test_hardware_of_ranks.py, and of helpers.
-    others = {"in_collective", "data_loader", "data_loader_worker", "bad_hardware"}
+    # Those of test_hardware_of_ranks.py and test_idle_servers.py, and of helpers.
+    others = {"in_collective", "data_loader", "data_loader_worker", "bad_hardware", "idle"}
     assert {kind for kind, _, _ in WAITS} | others == set(ACTIVITIES)
 
 

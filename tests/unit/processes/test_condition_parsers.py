@@ -92,13 +92,14 @@ def test_any_bytes_are_parsed_without_an_error(data: bytes) -> None:
 
 def test_both_ends_of_a_socket() -> None:
     row = b"   0: 0100007F:1F90 0200000A:01BB 01 00000000:00000000 00:00000000 00000000     0        0 4711 1 0\n"
-    assert parse_ends(b"head\n" + row, b"4711", tcp=True) == "tcp 127.0.0.1:8080 -> 10.0.0.2:443"
-    assert parse_ends(row.replace(b" 01 ", b" 0A "), b"4711", tcp=True) == "tcp 127.0.0.1:8080 listens"
+    assert parse_ends(b"head\n" + row, b"4711", tcp=True) == ("tcp 127.0.0.1:8080 -> 10.0.0.2:443", False)
+    assert parse_ends(row.replace(b" 01 ", b" 0A "), b"4711", tcp=True) == ("tcp 127.0.0.1:8080", True)
     six = row.replace(b"0100007F", b"0000000000000000FFFF00000100007F").replace(b"0200000A", b"0" * 31 + b"1")
-    assert parse_ends(six, b"4711", tcp=True) == "tcp 127.0.0.1:8080 -> [::100:0]:443"
+    assert parse_ends(six, b"4711", tcp=True) == ("tcp 127.0.0.1:8080 -> [::100:0]:443", False)
     assert parse_ends(row, b"471", tcp=True) is None
     unix = b"0000: 00000002 00000000 00010000 0001 01 4711 /run/\x1bx\n"
-    assert parse_ends(unix, b"4711", tcp=False) == "unix /run/\\x1bx"
+    assert parse_ends(unix, b"4711", tcp=False) == ("unix /run/\\x1bx", True)
+    assert parse_ends(unix.replace(b" 00010000 ", b" 00000000 "), b"4711", tcp=False) == ("unix /run/\\x1bx", False)
 
 
 @pytest.mark.parametrize(("machine", "openat", "futex"), [("x86_64", 257, 202), ("aarch64", 56, 98)])

@@ -96,7 +96,9 @@ def test_a_table_of_sockets_is_read_once() -> None:
 
     network: Any = Network()
     tables = SocketTables(network)
-    found = [tables.described(link) for link in ("socket:[4711]", "socket:[4711]", "socket:[5]", "socket:[6]", "pipe")]
+    found = [
+        tables.described(link).text for link in ("socket:[4711]", "socket:[4711]", "socket:[5]", "socket:[6]", "pipe")
+    ]
     ends = "socket:[4711] tcp 127.0.0.1:8080 -> 10.0.0.2:443"
     assert found == [ends, ends, "socket:[5]", "socket:[6]", "pipe"]
     assert network.names == ["net/tcp", "net/tcp6", "net/unix"]
