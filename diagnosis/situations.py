@@ -33,6 +33,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation("nccl_timeout", "hang", "NCCL would time out after 30 minutes: the stall is named within 15 seconds."),
     Situation("none_completes", "hang", "All ranks have joined a collective, and it completes on none."),
     Situation("idle_server", "hang", "A server has no requests: its ranks wait for the one that receives them."),
+    Situation("lingering_rank", "hang", "A rank does not end: it waits for a thread, a child or an upload."),
     Situation("communicator_error", "hang", "The library reports an error of a communicator, or it was aborted."),
     Situation("slow_rank", "slow", "One slow rank slows every step."),
     Situation("throttled_gpu", "slow", "A GPU is throttled, by heat or power."),

@@ -14,6 +14,7 @@ from probing.diagnosis.stalls import STUCK_PATIENCE, gate_ns
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING
 
 __all__ = (
+    "QUIET_NS",
     "as_object",
     "cautious",
     "confidence_word",
@@ -30,8 +31,8 @@ _WRONG, _UNDECIDED = 3, 4
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
 # The words for a confidence of at least this value.
 _WORDS = ((0.85, "high"), (0.6, "medium"))
-# A job without an operation for so long may be about to hang.
-_QUIET_NS = 2_000_000_000
+QUIET_NS = 2_000_000_000
+"""A job without an operation for so long may be about to hang."""
 # The highest confidence while a node of the cluster does not answer.
 _WITHOUT_A_NODE = 0.8
 
@@ -131,7 +132,7 @@ def healthy_sentence(diagnosis: Diagnosis) -> str:
 
 def _judged_after(facts: Facts, quiet: int) -> int | None:
     """Returns after which time the next rule looks at a job that is quiet for unusually long, ns; else None."""
-    if quiet < _QUIET_NS or quiet <= 2 * (facts.usual_gap_ns or 0):
+    if quiet < QUIET_NS or quiet <= 2 * (facts.usual_gap_ns or 0):
         return None
     gate = gate_ns(facts)
     return next((limit for limit in (gate, STUCK_PATIENCE * gate) if quiet < limit), None)

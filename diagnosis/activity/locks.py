@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from probing.diagnosis.activity.scene import Scene, Seen, innermost, letter, python_frames, user_frame
+from probing.diagnosis.activity.scene import Scene, Seen, innermost, is_library, letter, python_frames, user_frame
 from probing.diagnosis.facts import Frame, Thread
 from probing.diagnosis.words import clean, frame_text
 
 __all__ = ("find_gil", "find_lock")
 
 _SECOND_NS = 1_000_000_000
+_MOST_THREADS = 4
 _FUTEX = frozenset(("futex", "futex_waitv", "futex_wait"))
 _GIL = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure")
 # Functions of CPython and of glibc that take a lock.
@@ -32,9 +33,10 @@ _LOCKS = (
     "pthread_rwlock",
     "lll_lock_wait",
 )
+_JOINS = "waits for another thread to end"
 # What a function of Python's library waits for, by the end of its file and its name.
 _PYTHON = (
-    ("/threading.py", ("join", "_wait_for_tstate_lock", "_join"), "waits for another thread to end"),
+    ("/threading.py", ("join", "_wait_for_tstate_lock", "_join", "_shutdown"), _JOINS),
     ("/queue.py", ("get", "put", "join"), "waits in a queue"),
     ("/concurrent/futures/_base.py", ("result", "exception", "wait"), "waits for the result of a future"),
     ("/concurrent/futures/thread.py", ("shutdown",), "waits for the threads of a pool"),
@@ -78,6 +80,11 @@ def find_lock(scene: Scene) -> Seen | None:
     what = _what(scene)
     if not what:
         return None
+    if what == _JOINS:
+        threads = [_thread(t) for t in scene.threads if not t.main and python_frames(t.frames)]
+        which = f": {threads[0]}" if len(threads) == 1 else ""
+        running = tuple(f"{thread} has not ended" for thread in threads[:_MOST_THREADS])
+        return Seen("lock", f"{what}{scene.where}{which}", frame=scene.user, evidence=(*running, scene.kernel))
     owners = list(_owners(scene))
     return Seen("lock", f"{what}{scene.where}", frame=scene.user, evidence=(*owners, scene.kernel))
 
@@ -105,8 +112,10 @@ def _module(frame: Frame) -> str:
 
 
 def _library(scene: Scene) -> tuple[Frame, ...]:
-    """The frames inside the innermost one of the user."""
-    return scene.python[: scene.python.index(scene.user)] if scene.user in scene.python else scene.python
+    """The frames inside the innermost one of the user; all of them at the end of a program."""
+    if scene.user is None or is_library(scene.user):
+        return scene.python
+    return scene.python[: scene.python.index(scene.user)]
 
 
 def _owners(scene: Scene) -> Iterator[str]:
@@ -118,7 +127,7 @@ def _owners(scene: Scene) -> Iterator[str]:
         return
     others = [t for t in scene.threads if not t.main and python_frames(t.frames)]
     near = [t for t in others if scene.user and any(f.file == scene.user.file for f in t.frames)]
-    for thread in near[:4]:
+    for thread in near[:_MOST_THREADS]:
         waits = " and waits for a lock itself: the two may wait for each other" if _waits(thread) else ""
         yield f"{_thread(thread)} may hold it{waits}"
     if not near:

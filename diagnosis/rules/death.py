@@ -82,7 +82,7 @@ def _death(case: Case, first: First, died: Sequence[Death]) -> Finding:
     death = first.death
     if death.kind is Kind.CONSEQUENCE and (left := _gone(case)):
         return _leavers(case, left, died)
-    if death.kind is Kind.CONSEQUENCE and (absent := _absent(case)):
+    if death.kind is Kind.CONSEQUENCE and (absent := _absent(case, died)):
         return _absentee(case, absent, died)
     first_ones = (death, *first.alike)
     dead = {d.rank.rank for d in died}
@@ -148,27 +148,46 @@ def _exit_line(one: Death, first: Death) -> str:
     return f"rank {one.rank.rank} {exit_text(one.exit, one.rank.condition)}{when}{error}"
 
 
-def _absent(case: Case) -> list[Rank]:
-    """Returns the living ranks that wait in no operation and have not called what others have."""
-    return [r for r in case.facts.ranks if r.exit is None and r.rank not in case.waits and behind(case, r)]
+def _absent(case: Case, died: Sequence[Death]) -> list[Rank]:
+    """Returns the ranks that lived when others died of a lost peer, and had not called what those waited in."""
+    later = {d.rank.rank for d in died if d.kind in (Kind.OWN, Kind.UNKNOWN)}
+    lived = [r for r in case.facts.ranks if (r.exit is None and r.rank not in case.waits) or r.rank in later]
+    return [rank for rank in lived if behind(case, rank)]
 
 
 def _absentee(case: Case, absent: Sequence[Rank], died: Sequence[Death]) -> Finding:
-    culprits = tuple(case.culprit(rank.rank) for rank in absent)
-    victims = tuple(sorted(d.rank.rank for d in died))
-    alive, whys = ("is alive", f": {culprits[0].why}") if len(absent) == 1 else ("are alive", "")
+    numbers = [rank.rank for rank in absent]
+    culprits = tuple(_absent_culprit(case, rank, died) for rank in absent)
+    victims = tuple(sorted(d.rank.rank for d in died if d.rank.rank not in numbers))
+    ended = all(rank.exit is not None for rank in absent)
+    verb = "left before" if ended else "is alive" if len(absent) == 1 else "are alive"
+    whys = f": {culprits[0].why}" if len(absent) == 1 else ""
     return Finding(
         RANK_DIED,
         ERROR,
         0.6,
-        f"{ranks_of(victims)} died while waiting for {who(absent)}, which {alive}{whys}",
+        f"{ranks_of(victims)} died while waiting for {who(absent)}, which {verb}{whys}",
         culprits=culprits,
         victims=victims,
         since_ns=died[0].at_ns,
-        evidence=tuple(_evidence(case, died[0], died)),
+        evidence=(*_evidence(case, died[0], died), *(_last_call(case, rank) for rank in absent[:_MOST])),
         refuted_by=(RANK_DIED.refuted_by,),
         next_steps=("Look at what that rank does: `probingctl stacks --rank R --native`.", *RANK_DIED.next_steps),
     )
+
+
+def _absent_culprit(case: Case, rank: Rank, died: Sequence[Death]) -> Culprit:
+    death = next((d for d in died if d.rank is rank), None)
+    if death is None:
+        return case.culprit(rank.rank)
+    later = duration_text(death.at_ns - died[0].at_ns)
+    return Culprit(rank.rank, rank.node, rank.pid, f"{_why(death)}, {later} after them", "exited")
+
+
+def _last_call(case: Case, rank: Rank) -> str:
+    late = next(p for p in rank.progress if p.seq is not None and p.seq < case.furthest[p.comm])
+    call = operation_text(case, late.comm, late.op, late.seq)
+    return f"rank {rank.rank} last called {call}, and others have called seq {case.furthest[late.comm]}"
 
 
 def _gone(case: Case) -> list[Rank]:

@@ -195,6 +195,23 @@ def test_ranks_that_died_waiting_for_one_that_lives() -> None:
     assert finding.sentence.startswith("ranks 0, 2 died while waiting for rank 1 (node a, pid 4001), which is alive: ")
 
 
+def test_a_rank_that_left_and_ended_a_minute_later_is_named() -> None:
+    dead = [ended(r, 80 - r, *broken(seconds=81), code=1, logs=(CLOSED,)) for r in (0, 2)]
+    left = ended(1, 19, *history(8, ago=81), code=1, logs=("ValueError: batch 300 has no label",))
+    finding = the(facts(dead[0], left, dead[1]))
+    assert finding.sentence == (
+        "ranks 0, 2 died while waiting for rank 1 (node a, pid 4001), which left before: exited with code 1 after"
+        " ValueError: batch 300 has no label, 61 s after them"
+    )
+    assert ([c.rank for c in finding.culprits], finding.victims) == ([1], (0, 2))
+    assert "rank 1 last called all_reduce seq 8 of default_pg, and others have called seq 9" in finding.evidence
+
+
+def test_a_rank_that_a_launcher_ended_after_the_others_is_not_named() -> None:
+    dead = [ended(r, 80 - r, *broken(seconds=81), code=1, logs=(CLOSED,)) for r in (0, 2)]
+    assert culprits(facts(dead[0], ended(1, 77, *history(8, ago=81), by=TERM), dead[1])) == [0]
+
+
 def test_errors_of_a_library() -> None:
     remote = op(9, ago=20, took=1, state="failed", error="ncclRemoteError")
     own = op(9, ago=20, took=1, state="failed", error="ncclUnhandledCudaError")

@@ -1,0 +1,139 @@
+"""Keeps a verdict that was shown: a job that stands still keeps the error that the watch of a node holds open.
+
+One look may show less than the look before: a rank that polls seems to move, a busy machine gives no stack. The watch
+looks again and again, and closes a finding once the job goes on or two looks with stacks refute it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from probing.api.errors import ProbingError
+from probing.client.diagnosis.findings import by_run, open_sql
+from probing.client.diagnosis.outcome import QUIET_NS, worst_first, wrong
+from probing.client.render.rows import Row, rows_of
+from probing.client.render.text import clock
+from probing.client.session import sql_text
+from probing.diagnosis.case import Case
+from probing.diagnosis.facts import Facts, Missing
+from probing.diagnosis.ladder import RULES, Diagnosis
+from probing.diagnosis.verdict import ERROR, Culprit, Finding
+from probing.diagnosis.words import time_text
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
+__all__ = ("with_open_findings",)
+
+_VERDICTS = {verdict.id: verdict for rule in RULES for verdict in rule.VERDICTS}
+_MOST_JOBS = 64
+_MOST_NAMED = 4
+_COLUMNS = ("about", "since", "culprits", "evidence", "next_steps")
+
+
+def with_open_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Returns ``diagnoses``, the worst first; where a look shows nothing wrong in a job that stands still, with the
+    findings that are open. An answer that does not come is one of ``missing``."""
+    still = [one for one in diagnoses if not wrong(one) and _stands_still(one.facts)][:_MOST_JOBS]
+    if not still:
+        return list(diagnoses)
+    jobs = ", ".join(sorted({sql_text(one.facts.job) for one in still}))
+    try:
+        rows = by_run(rows_of(cluster.query(open_sql(f"job IN ({jobs})", *_COLUMNS))))
+    except ProbingError as e:
+        unread = Missing("history", f"whether a finding is open: {e.message}")
+        return [replace(one, missing=(*one.missing, unread)) if one in still else one for one in diagnoses]
+    kept = [_kept(one, rows.get((one.facts.job, one.facts.run), ())) if one in still else one for one in diagnoses]
+    return worst_first(kept)
+
+
+def _stands_still(facts: Facts) -> bool:
+    advanced = _advanced_ns(facts)
+    living = any(rank.exit is None for rank in facts.ranks)
+    return living and (advanced is None or facts.taken_ns - advanced >= QUIET_NS)
+
+
+def _advanced_ns(facts: Facts) -> int | None:
+    return max((node.advanced_ns for node in facts.nodes if node.advanced_ns is not None), default=None)
+
+
+def _kept(diagnosis: Diagnosis, rows: Sequence[Row]) -> Diagnosis:
+    findings = [_finding(diagnosis.facts, row) for row in rows if _holds(diagnosis.facts, row)]
+    return replace(diagnosis, findings=(*findings, *diagnosis.findings)) if findings else diagnosis
+
+
+def _holds(facts: Facts, row: Row) -> bool:
+    """Whether the job has not gone on since the finding opened, and the ranks that it names live."""
+    opened, advanced = _ns(row["opened"]), _advanced_ns(facts)
+    if row["severity"] != ERROR or row["verdict"] not in _VERDICTS or opened is None:
+        return False
+    named = {int(rank) for rank in str(row["ranks"] or "").split(",") if rank.isdecimal()}
+    ended = any(rank.exit is not None for rank in facts.ranks if rank.rank in named)
+    return not ended and (advanced is None or advanced <= opened)
+
+
+def _finding(facts: Facts, row: Row) -> Finding:
+    verdict, case = _VERDICTS[row["verdict"]], Case(facts)
+    culprits = tuple(_culprits(row["culprits"]))
+    present = [rank for one in culprits if (rank := one.rank) in case.ranks]
+    now = [f"rank {rank} now: {case.activity(rank).why}" for rank in present[:_MOST_NAMED]]
+    victims = tuple(int(rank) for rank in str(row["victims"] or "").split(",") if rank.isdecimal())
+    return Finding(
+        verdict,
+        ERROR,
+        float(row["confidence"] or 0.0),
+        _timed(row, facts.taken_ns),
+        culprits,
+        victims,
+        _ns(row["since"]),
+        str(row["about"] or ""),
+        (f"found at {clock(row['opened'])}, and the job has not gone on since", *now, *_texts(row["evidence"])),
+        ("this look alone does not show it",),
+        (verdict.refuted_by,),
+        tuple(_texts(row["next_steps"])) or verdict.next_steps,
+        case.stacks(present, [rank for rank in victims if rank in case.ranks]),
+    )
+
+
+def _timed(row: Row, now_ns: int) -> str:
+    """Returns the sentence with the time that has passed by now, not when the row was written."""
+    since, written, sentence = _ns(row["since"]), _ns(row["ts"]), str(row["sentence"])
+    if since is None or written is None:
+        return sentence
+    return sentence.replace(f" for {time_text(written - since)}", f" for {time_text(now_ns - since)}", 1)
+
+
+def _culprits(text: Any) -> list[Culprit]:
+    found = []
+    for one in _parsed(text):
+        try:
+            found.append(
+                Culprit(int(one["rank"]), str(one["node"]), int(one["pid"]), str(one["why"]), str(one["activity"]))
+            )
+        except (KeyError, TypeError, ValueError):
+            continue  # another version wrote it
+    return found
+
+
+def _texts(text: Any) -> list[str]:
+    return [one for one in _parsed(text) if isinstance(one, str)]
+
+
+def _parsed(text: Any) -> list[Any]:
+    try:
+        found = json.loads(text) if isinstance(text, str) else []
+    except (ValueError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _ns(text: Any) -> int | None:
+    """Returns a time of an answer, as "2026-11-28T01:14:04.562500000Z", in UTC ns."""
+    if not isinstance(text, str):
+        return None
+    moment = datetime.fromisoformat(text[:19]).replace(tzinfo=timezone.utc)
+    return int(moment.timestamp()) * 10**9 + int((text[20:].rstrip("Z") or "0").ljust(9, "0")[:9])

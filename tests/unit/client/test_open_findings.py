@@ -1,0 +1,130 @@
+"""A verdict that was shown stays while the job stands still, and goes once it goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from diagnosis_cases import NOW, ago, elsewhere, facts, history, in_collective, op, rank
+
+from probing.api.errors import QueryTimeout
+from probing.client.diagnosis.open_findings import with_open_findings
+from probing.client.diagnosis.outcome import exit_code
+from probing.client.diagnosis.page import people
+from probing.diagnosis.facts import Condition, Exit, Facts
+from probing.diagnosis.ladder import Diagnosis, diagnose
+
+MOVES = Condition(state="R", interval_ns=10**9, cpu_ns=5 * 10**8, switches=20)
+
+
+def moment(ns: int) -> datetime:
+    return datetime.fromtimestamp(ns / 1e9, timezone.utc)
+
+
+def row(**fields: Any) -> dict[str, Any]:
+    culprit = {"rank": 1, "node": "a", "pid": 4001, "why": "it sleeps in load, data.py:12", "activity": "sleeping"}
+    own = {
+        "finding_id": "5f",
+        "job": "job",
+        "run": "run",
+        "ts": moment(ago(23)),
+        "node": "a",
+        "verdict": "not_joined",
+        "severity": "error",
+        "state": "open",
+        "confidence": 0.95,
+        "sentence": "rank 1 (node a, pid 4001) holds up 2 ranks for 16 s: it sleeps in load, data.py:12",
+        "ranks": "1",
+        "victims": "0,2",
+        "opened": moment(ago(23)),
+        "about": "",
+        "since": moment(ago(39)),
+        "culprits": json.dumps([culprit]),
+        "evidence": json.dumps(["ranks 0, 2 wait in all_reduce"]),
+        "next_steps": "[]",
+    }
+    return {**own, **fields}
+
+
+class Node:
+    """Answers the query for open findings with ``rows``, or fails with ``error``."""
+
+    def __init__(self, *rows: dict[str, Any], error: Exception | None = None) -> None:
+        self._rows, self._error = rows, error
+        self.asked = 0
+
+    def query(self, sql: str) -> pa.Table:
+        assert "job IN ('job')" in sql
+        self.asked += 1
+        if self._error is not None:
+            raise self._error
+        return pa.Table.from_pylist(list(self._rows))
+
+
+def look(since: float = 39.0) -> Facts:
+    """Two ranks wait, and rank 1 seems to get on with something."""
+    waiting = (rank(r, *history(6, ago=40), op(7, ago=since), stack=in_collective()) for r in (0, 2))
+    moving = rank(1, *history(6, ago=40), stack=elsewhere(moving=True), condition=MOVES)
+    return facts(*sorted((*waiting, moving), key=lambda one: one.rank))
+
+
+def shown(node: Any, found: Facts) -> Diagnosis:
+    (diagnosis,) = with_open_findings(node, [diagnose(found)])
+    return diagnosis
+
+
+def test_an_open_finding_stays_while_the_job_stands_still() -> None:
+    assert diagnose(look()).findings == ()
+    diagnosis = shown(Node(row()), look())
+    (finding,) = diagnosis.findings
+    assert (finding.verdict.id, [c.rank for c in finding.culprits], finding.victims) == ("not_joined", [1], (0, 2))
+    assert "holds up 2 ranks for 39 s" in finding.sentence
+    assert exit_code([diagnosis]) == 3
+    page = people([diagnosis], None)
+    assert "and the job has not gone on since" in page
+    assert "rank 1 now: it runs in load, data.py:12" in page
+    assert "this look alone does not show it" in page
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"opened": moment(ago(41))}, {"severity": "warning"}, {"run": "another"}, {"verdict": "of a later version"}],
+    ids=["the job went on since", "a warning", "another run", "an unknown verdict"],
+)
+def test_what_does_not_hold_any_more_is_not_shown(fields: dict[str, Any]) -> None:
+    assert shown(Node(row(**fields)), look()).findings == ()
+
+
+def test_a_culprit_that_has_ended_is_not_shown() -> None:
+    found = look()
+    ended = replace(found.ranks[1], exit=Exit(NOW, code=0))
+    assert all(
+        "holds up" not in f.sentence for f in shown(Node(row()), replace(found, ranks=(found.ranks[0], ended))).findings
+    )
+
+
+def test_nobody_is_asked_about_a_job_that_goes_on_or_is_wrong() -> None:
+    node = Node(row())
+    going_on = facts(*(rank(r, *history(6, ago=0.1), stack=elsewhere(moving=True), condition=MOVES) for r in range(3)))
+    assert shown(node, going_on).findings == ()
+    still = Condition(state="S", syscall="clock_nanosleep", interval_ns=10**9, cpu_ns=0, asleep_since_ns=ago(39))
+    stuck = look()
+    stuck = replace(stuck, ranks=(stuck.ranks[0], replace(stuck.ranks[1], condition=still), stuck.ranks[2]))
+    assert len(shown(node, stuck).findings) == 1
+    assert node.asked == 0
+
+
+def test_what_cannot_be_asked_is_said() -> None:
+    (missing,) = shown(Node(error=QueryTimeout("no worker was free")), look()).missing
+    assert missing.text == "whether a finding is open: no worker was free"
+
+
+@pytest.mark.parametrize("text", ["[", "{}", "[1, null]", '[{"rank": "x"}]', None])
+def test_columns_that_cannot_be_read_leave_the_sentence(text: str | None) -> None:
+    (finding,) = shown(Node(row(culprits=text, evidence=text, next_steps=text)), look()).findings
+    assert finding.culprits == ()
+    assert finding.sentence.startswith("rank 1 (node a")
