@@ -185,7 +185,8 @@ PROGRESS = Table(
             "longest_gap_ns",
             I64,
             "The longest usual time between two successive calls of the process, ns: the second longest of late, as"
-            " one long pause is not usual. NULL under 8 calls.",
+            " one long pause is not usual. A start has pauses of its own: the first 8 calls do not count. NULL before"
+            " the ninth.",
         ),
         Column("attached", TIME, "Operations before were not seen, UTC; NULL: all were."),
         Column("ended", TIME, "When the process ended, UTC; its rows stay for 10 minutes. NULL: it lives."),

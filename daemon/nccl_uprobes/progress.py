@@ -34,6 +34,7 @@ _MAX_PROCESSES = 4096
 _MAX_COMMUNICATORS = 256
 # The longest gaps of so many drains are kept: about a minute or, of slow jobs, so many steps.
 _GAPS = 64
+# Gaps count after so many calls.
 _LEAST_CALLS = 8
 _KEPT_NS = 600_000_000_000
 
@@ -70,8 +71,6 @@ class _Process:
 
     @property
     def longest_gap(self) -> int | None:
-        if self.calls < _LEAST_CALLS:
-            return None
         return sorted(self.gaps)[-2:][0] if self.gaps else None
 
 
@@ -267,7 +266,8 @@ def _count_gaps(operations: Operations, owners: list[_Process]) -> None:
     counts = np.diff(np.append(starts, len(called))).tolist()
     for number, gap, last, calls in zip(which[starts].tolist(), longest, lasts, counts, strict=True):
         owner = owners[number]
+        # The pauses of a start, as for compilation, are not usual.
+        if gap and owner.calls >= _LEAST_CALLS:
+            owner.gaps.append(gap)
         owner.calls += calls
         owner.last_call = max(owner.last_call, last)
-        if gap:
-            owner.gaps.append(gap)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from probing.diagnosis.activity.requests import IDLE, RPC
+from probing.diagnosis.activity.scene import is_library, python_frames
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.holdups import lowered, operation_text, site
 from probing.diagnosis.joins import Joins
 from probing.diagnosis.stalls import STUCK_PATIENCE
-from probing.diagnosis.verdict import ERROR, Finding, Verdict
+from probing.diagnosis.verdict import ERROR, NOTE, Finding, Verdict
 from probing.diagnosis.votes import vote
 from probing.diagnosis.waits import halted, main_thread, wait_of
-from probing.diagnosis.words import ranks_of, time_text
+from probing.diagnosis.words import clean, ranks_of, time_text
 
 __all__ = ("VERDICTS", "find")
 
@@ -30,7 +31,8 @@ OUTSIDE = Verdict(
     "No rank of the job waits in an operation, none has begun or ended one for W, and none makes progress; for twice W"
     " where operations are in flight that no stack shows a wait for, and then the ranks that have not called these are"
     " named. Where ranks wait for a request or the answer to one, the others are named. Otherwise ranks are grouped by"
-    " stack: the minority is named, or all ranks if there is none.",
+    " stack: the minority is named, or all ranks if there is none. If all ranks have run within W, as in an evaluation,"
+    " it is a note until they have made no progress for 6 W and 60 s.",
     "What each group of ranks does, and since when.",
     "0.8 if the activity of the named ranks is known, else 0.5.",
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
@@ -40,6 +42,7 @@ OUTSIDE = Verdict(
         "test_ranks_that_block_outside_are_named",
         "test_the_smaller_group_outside_is_named",
         "test_the_rank_that_serves_a_request_is_named",
+        "test_what_all_ranks_do_together_is_a_note_for_a_minute",
         "test_operations_in_flight_that_nobody_is_seen_to_wait_for_are_reported_after_twice_the_time",
     ),
 )
@@ -64,6 +67,9 @@ def find(case: Case) -> Iterator[Finding]:
     if not asked and all(case.activity(rank).kind == IDLE for rank in numbers):
         return
     named = _awaited(case) or asked or odd
+    if set(named) == set(numbers) and _may_be_a_pause(case, numbers, stalled):
+        yield _pause(case, numbers, stalled)
+        return
     worked = bool(asked) or any(rank.progress or rank.done or rank.steps for rank in living)
     if worked or all(case.activity(rank).kind not in _VAGUE for rank in named):
         yield _finding(case, named, stalled, len(living))
@@ -104,6 +110,44 @@ def _still(case: Case, own: Rank) -> bool:
         condition.asleep_since_ns if condition is not None else None,
     ]
     return any(ns is not None and case.now(own.rank) - ns >= case.gate_ns for ns in since)
+
+
+def _may_be_a_pause(case: Case, ranks: Sequence[int], stalled: int) -> bool:
+    """Whether all ranks may do something of its own kind, as an evaluation: each has run within W."""
+    return stalled < case.patience_ns and not any(_slept(case, case.ranks[rank]) for rank in ranks)
+
+
+def _slept(case: Case, own: Rank) -> bool:
+    since = own.condition.asleep_since_ns if own.condition is not None else None
+    return halted(own) or (since is not None and case.now(own.rank) - since >= case.gate_ns)
+
+
+def _pause(case: Case, ranks: Sequence[int], stalled: int) -> Finding:
+    functions = [_functions(case, rank) for rank in ranks]
+    common = next((function for function in functions[0] if all(function in own for own in functions)), None)
+    place = f"in {clean(common[0])}, {clean(common[1].rpartition('/')[2])}" if common else "outside of collectives"
+    return Finding(
+        OUTSIDE,
+        NOTE,
+        0.5,
+        f"all {len(ranks)} ranks are {place} for {time_text(stalled)}, without a collective",
+        (),
+        (),
+        case.time(ranks[0], case.now(ranks[0]) - stalled),
+        "",
+        tuple(f"rank {rank}: {case.activity(rank).why}{_at(case, rank)}" for rank in ranks[:_MOST_NAMED]),
+        (),
+        (OUTSIDE.refuted_by,),
+        OUTSIDE.next_steps,
+        case.stacks((), ranks),
+    )
+
+
+def _functions(case: Case, rank: int) -> list[tuple[str, str]]:
+    """The user's functions on the stack of a rank, innermost first."""
+    main = main_thread(case.ranks[rank])
+    frames = python_frames(main.frames) if main is not None else ()
+    return [(frame.func, frame.file) for frame in frames if not is_library(frame)]
 
 
 def _signature(case: Case, rank: int) -> tuple[object, ...]:

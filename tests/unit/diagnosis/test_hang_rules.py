@@ -425,6 +425,25 @@ def test_the_smaller_group_outside_is_named() -> None:
     assert summary(facts(_idle(0), _idle(1, "acquire lock.py:3"), _idle(2))) == ("stuck_outside", [1], (0, 2))
 
 
+def test_what_all_ranks_do_together_is_a_note_for_a_minute() -> None:
+    def found(seconds: float, since: float = 0.1) -> list[tuple[str, str, list[int]]]:
+        # Each sample shows the same line, and the thread wakes up now and then.
+        wakes = Condition(state="S", syscall="poll", interval_ns=10**9, cpu_ns=10**6, asleep_since_ns=ago(since))
+        stack = thread("wait_for_scores eval.py:7", "evaluate eval.py:23", since_ns=ago(seconds), moving=False)
+        ranks = [rank(r, *history(60, ago=seconds), stack=stack, condition=wakes) for r in range(3)]
+        diagnosis = diagnose(facts(*ranks))
+        return [(f.severity, f.sentence, [c.rank for c in f.culprits]) for f in diagnosis.findings]
+
+    ((severity, sentence, ranks),) = found(18)
+    assert (severity, ranks) == ("note", [])
+    assert sentence == "all 3 ranks are in wait_for_scores, eval.py for 18 s, without a collective"
+    ((severity, _, ranks),) = found(61)
+    assert (severity, ranks) == ("error", [0, 1, 2])
+    # A thread that has not run for W is stuck.
+    ((severity, _, ranks),) = found(18, since=17)
+    assert (severity, ranks) == ("error", [0, 1, 2])
+
+
 def test_operations_in_flight_that_nobody_is_seen_to_wait_for_are_reported_after_twice_the_time() -> None:
     def found(since: float) -> list[Finding]:
         still = Condition(state="S", interval_ns=10**9, cpu_ns=0, switches=0, asleep_since_ns=ago(since))

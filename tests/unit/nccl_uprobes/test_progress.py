@@ -18,6 +18,7 @@ SECOND = 1_000_000_000
 # Monotonic time and UTC differ.
 UTC = 1_000 * SECOND
 PAIR = ClockPair(0, 0, UTC)
+STARTED = 701 * SECOND
 
 
 def identity(rank: int, role: str = "trainer") -> Identity:
@@ -102,9 +103,17 @@ def test_an_operation_that_ends_late_does_not_replace_a_newer_one() -> None:
     assert (row["op"], row["seq"], row["last_call"], row["last_done"], row["calls"]) == ("barrier", 5, 50, 210, 2)
 
 
+def started(*ranks: int) -> Scene:
+    """Returns a scene whose ranks have made eight calls, as in a start: 100 s apart, the last one at STARTED."""
+    scene = Scene([*ranks])
+    for seq in range(8):
+        scene.drain(*(op(rank, STARTED - (7 - seq) * 100 * SECOND, seq=seq) for rank in ranks))
+    return scene
+
+
 def test_the_usual_gap_is_not_the_one_long_pause() -> None:
-    scene = Scene([0])
-    now = 0
+    scene = started(0)
+    now = STARTED
     for step, pause in enumerate((3, 3, 7, 3, 900, 3, 3, 3)):
         now += pause * SECOND
         # Two operations a step on two communicators: the gap is that of the process.
@@ -114,16 +123,16 @@ def test_the_usual_gap_is_not_the_one_long_pause() -> None:
 
 
 def test_gaps_within_one_drain_count() -> None:
-    scene = Scene()
-    scene.drain(*(op(rank, at * SECOND, seq=at) for rank in (0, 1) for at in range(rank, 17 * (rank + 1), rank + 1)))
+    scene = started(0, 1)
+    calls = [(rank, at * (rank + 1)) for rank in (0, 1) for at in range(1, 18)]
+    scene.drain(*(op(rank, STARTED + at * SECOND, seq=at) for rank, at in calls))
     assert {row["rank"]: row["longest_gap_ns"] for row in scene.rows()} == {0: SECOND, 1: 2 * SECOND}
 
 
-def test_under_eight_calls_no_gap_is_usual() -> None:
-    scene = Scene([0])
-    scene.drain(*(op(0, at * SECOND, seq=at) for at in range(7)))
+def test_the_pauses_of_a_start_are_not_usual() -> None:
+    scene = started(0)
     assert scene.rows()[0]["longest_gap_ns"] is None
-    scene.drain(op(0, 7 * SECOND, seq=7))
+    scene.drain(op(0, STARTED + SECOND, seq=8))
     assert scene.rows()[0]["longest_gap_ns"] == SECOND
 
 
