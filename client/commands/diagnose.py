@@ -47,6 +47,10 @@ class Options:
     facts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Diagnose the facts in this file; no node is asked.")
     ] = None
+    flight_recorder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Diagnose PyTorch's flight-recorder dumps in DIR; no node is asked."),
+    ] = None
     skill: Annotated[Path | None, typer.Option(metavar="FILE", help="Run the SQL steps of a skill of Probing.")] = None
     parameters: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter of the skill.")
@@ -61,6 +65,10 @@ def run(settings: Settings, options: Options) -> None:
         from probing.client.diagnosis.asking import from_file
 
         _finish(settings, from_file(options.facts))
+    if options.flight_recorder is not None:
+        from probing.client.diagnosis.dumps import from_dumps
+
+        _finish(settings, [from_dumps(options.flight_recorder)])
     # A node that does not answer is reported, not waited for.
     with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster:
         job = job_named(cluster, options.job)
@@ -85,6 +93,7 @@ def _check(options: Options) -> None:
         "--watch": options.watch,
         "--history": options.history,
         "--facts": options.facts is not None,
+        "--flight-recorder": options.flight_recorder is not None,
         "--skill": options.skill is not None,
     }
     names = [name for name, given in chosen.items() if given]
@@ -94,8 +103,9 @@ def _check(options: Options) -> None:
         raise UsageError("--set belongs to --skill")
     if options.save is not None and names:
         raise UsageError(f"--save and {names[0]} exclude each other")
-    if options.facts is not None and options.job is not None:
-        raise UsageError("--facts and --job exclude each other", hint="leave --job out: all jobs of the file are shown")
+    for name, given in (("--facts", options.facts), ("--flight-recorder", options.flight_recorder)):
+        if given is not None and options.job is not None:
+            raise UsageError(f"{name} and --job exclude each other", hint="leave --job out: all of the files is shown")
 
 
 def _found(cluster: Cluster, job: str | None, save: Path | None = None) -> list[Diagnosis]:

@@ -55,7 +55,8 @@ def _page(diagnosis: Diagnosis, width: int | None, brief: bool) -> list[str]:
         return [healthy_sentence(diagnosis), *notes, *_section("Not known", _texts(diagnosis.missing))]
     worst, others = diagnosis.findings[0], diagnosis.findings[1:]
     facts = diagnosis.facts
-    lines = [_sentence(worst), f"  job {facts.job}  run {facts.run}  verdict {worst.verdict.id}"]
+    run = f"  run {facts.run}" if facts.run else ""
+    lines = [_sentence(worst), f"  job {facts.job}{run}  verdict {worst.verdict.id}"]
     lines += _section("Who", [*map(_culprit, worst.culprits), *_victims(worst)])
     lines += _section("Evidence", worst.evidence)
     for stack in () if brief else _stacks(worst.stacks):

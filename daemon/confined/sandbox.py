@@ -19,6 +19,7 @@ from pathlib import Path
 
 import probing.api
 import probing.daemon
+import probing.diagnosis
 import probing.federation
 from probing.api.errors import PrivilegeError
 from probing.daemon.confined.seccomp import refuse_calls
@@ -58,7 +59,7 @@ _LOWEST_BEST_EFFORT = 2 << 13 | 7
 # Above the job's 0: of the two the kernel kills this process.
 _OOM_SCORE = 500
 
-_PACKAGES = (probing.api, probing.daemon, probing.federation)
+_PACKAGES = (probing.api, probing.daemon, probing.diagnosis, probing.federation)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

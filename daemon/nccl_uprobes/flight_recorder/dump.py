@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget, UsageError
 from probing.daemon.ipc import Message
-from probing.daemon.nccl_uprobes.flight_recorder.plain_pickle import load_plain
 from probing.daemon.nccl_uprobes.flight_recorder.report import Dump, RecordRow
 from probing.daemon.processes.procfs import clean_text
+from probing.diagnosis.flight_recorder.dump import load_dump
 
-__all__ = ("dump_rows", "handlers", "load_dump")
+__all__ = ("dump_rows", "handlers")
 
 T = TypeVar("T")
 MAX_FILE = 64 << 20
@@ -32,7 +32,6 @@ MAX_JSON = 8_192
 MAX_ROWS_TEXT = 16 << 20
 MAX_RANKS_TEXT = 1 << 20
 _TEXTS = ("frames", "top_frame", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
-_PICKLE = 0x80
 _INT64 = 1 << 63
 _STATES = ("scheduled", "started", "completed")
 
@@ -40,18 +39,6 @@ _STATES = ("scheduled", "started", "completed")
 def handlers() -> dict[str, Callable[[Message], bytes]]:
     """The parser's request ``flight_dump`` (one descriptor). Answers a Dump as JSON."""
     return {"flight_dump": _answer}
-
-
-def load_dump(data: bytes) -> Any:
-    """The plain data of a dump in pickle or JSON form. Raises UnsupportedTarget, CorruptTarget."""
-    if data[:1] == bytes([_PICKLE]):
-        return load_plain(data)
-    if data[:64].lstrip()[:1] not in (b"{", b"["):
-        raise UnsupportedTarget("the file is no dump of a flight recorder", hint="dumps are pickles or JSON")
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as e:
-        raise CorruptTarget("the dump is not the JSON that it begins as") from e
 
 
 def dump_rows(dump: Any) -> Dump:

@@ -14,6 +14,7 @@ from waiting import until
 from probing.api.errors import CorruptTarget, InternalError, UnsupportedTarget
 from probing.daemon.nccl_uprobes.flight_recorder import dump as flight_dump
 from probing.daemon.processes.parser_pool import ParserPool
+from probing.diagnosis.flight_recorder.dump import load_dump
 
 PATIENCE = 60.0
 
@@ -75,7 +76,7 @@ def test_what_is_made_of_a_repeated_value_is_made_once(monkeypatch: pytest.Monke
     made: list[int] = []
     shown = flight_dump._json
     monkeypatch.setattr(flight_dump, "_json", lambda items: made.append(len(items)) or shown(items))
-    found = flight_dump.dump_rows(flight_dump.load_dump(flight_dumps.repeated_values(tmp_path / "dump").read_bytes()))
+    found = flight_dump.dump_rows(load_dump(flight_dumps.repeated_values(tmp_path / "dump").read_bytes()))
     assert len(found["rows"]) > 500
     assert sorted(made) == [64, 256, 256]
 

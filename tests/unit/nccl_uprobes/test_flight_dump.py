@@ -17,7 +17,8 @@ from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.flight_recorder import dump as flight_dump
-from probing.daemon.nccl_uprobes.flight_recorder.dump import dump_rows, handlers, load_dump
+from probing.daemon.nccl_uprobes.flight_recorder.dump import dump_rows, handlers
+from probing.diagnosis.flight_recorder.dump import load_dump
 
 TABLE = "python.torch_nccl_flight_record"
 FRAMES = [

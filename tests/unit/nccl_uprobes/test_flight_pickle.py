@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget
-from probing.daemon.nccl_uprobes.flight_recorder.plain_pickle import load_plain
+from probing.diagnosis.flight_recorder.plain_pickle import load_plain
 
 PROTOCOLS = (2, 3, 4, 5)
 _SCALARS = (

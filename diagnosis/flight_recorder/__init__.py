@@ -1,0 +1,1 @@
+"""Dumps of PyTorch's flight recorder, read as plain data, and what they show of a hang."""

@@ -1,0 +1,178 @@
+"""Reads dumps of PyTorch's flight recorder: what each rank has called, and what has not completed.
+
+Keys are those of torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13). A
+dump is a pickle, or JSON if the job asked its WorkerServer for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from probing.api.errors import CorruptTarget, UnsupportedTarget
+from probing.diagnosis.flight_recorder.plain_pickle import load_plain
+
+__all__ = ("DEFAULT", "Group", "RankDump", "Record", "load_dump", "read_dump")
+
+DEFAULT = "default_pg"
+"""``Group.desc`` of the group that has all ranks."""
+MAX_RECORDS = 20_000
+MAX_GROUPS = 4_096
+MAX_MEMBERS = 16_384
+_MAX_TEXT = 256
+_MAX_TENSORS = 8
+_PICKLE = 0x80
+_NUMBER = re.compile(r"\d{1,9}")
+# "nccl:send 0->3" and "nccl:recv 0<-3": ranks of the group.
+_P2P = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group, the same on all its ranks. ``ranks``: of the job, in the order of the group; empty where the
+    dump does not list them, as with gloo."""
+
+    name: str
+    ranks: tuple[int, ...]
+    desc: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An operation in the order of the dump. ``peer``: the other rank of the job, for a send or receive."""
+
+    group: Group
+    seq: int
+    op: str
+    completed: bool
+    created_ns: int | None = None
+    peer: int | None = None
+    sizes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankDump:
+    """The dump of a rank. ``called``: the highest sequence number in the records of each group. ``status``: the same by
+    the number of the group in this process; ``numbers``: those numbers of groups, where a record shows them.
+
+    ``world``: the ranks of the default group; empty where the dump does not list them.
+    """
+
+    rank: int
+    version: str
+    world: tuple[int, ...]
+    records: tuple[Record, ...]
+    called: Mapping[Group, int]
+    status: Mapping[str, int]
+    numbers: Mapping[str, Group]
+    groups: tuple[Group, ...]
+
+
+def load_dump(data: bytes) -> Any:
+    """Returns the plain data of a dump in pickle or JSON form. Raises UnsupportedTarget, CorruptTarget."""
+    if data[:1] == bytes([_PICKLE]):
+        return load_plain(data)
+    if data[:64].lstrip()[:1] not in (b"{", b"["):
+        raise UnsupportedTarget("the file is no dump of a flight recorder", hint="dumps are pickles or JSON")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise CorruptTarget("the dump is not the JSON that it begins as") from e
+
+
+def read_dump(rank: int, data: bytes) -> RankDump:
+    """Returns the dump of ``rank``. Raises UnsupportedTarget and CorruptTarget for what is none."""
+    dump = load_dump(data)
+    if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
+        raise CorruptTarget("the dump has no list of records")
+    config = dump.get("pg_config")
+    groups = _groups(config if isinstance(config, dict) else {})
+    own = {name: group for name, group in groups.items() if rank in group.ranks}
+    records, numbers = [], dict[str, Group]()
+    for entry in dump["entries"][-MAX_RECORDS:]:
+        record = _record(entry, own) if isinstance(entry, dict) else None
+        if record is not None:
+            records.append(record)
+            numbers[str(_integer(entry.get("pg_id")))] = record.group
+    called: dict[Group, int] = {}
+    for record in records:
+        called[record.group] = max(called.get(record.group, record.seq), record.seq)
+    status = dict(_enqueued(dump.get("pg_status")))
+    world = max((group.ranks for group in own.values()), key=len, default=())
+    version = dump.get("version")
+    return RankDump(rank, _text(version), world, tuple(records), called, status, numbers, tuple(own.values()))
+
+
+def _groups(config: Mapping[Any, Any]) -> dict[str, Group]:
+    found = {}
+    for name, about in list(config.items())[:MAX_GROUPS]:
+        if not isinstance(about, dict):
+            continue
+        ranks = about.get("ranks")
+        # A list of numbers, or its text.
+        numbers = _NUMBER.findall(ranks[: 8 * MAX_MEMBERS]) if isinstance(ranks, str) else ranks
+        if isinstance(numbers, list | tuple):
+            members = tuple(n for one in numbers[:MAX_MEMBERS] if (n := _rank(one)) is not None)
+            found[_text(str(name))] = Group(_text(str(name)), members, _text(about.get("desc")))
+    return found
+
+
+def _rank(value: Any) -> int | None:
+    if isinstance(value, str):
+        return int(value) if _NUMBER.fullmatch(value) else None
+    return _integer(value)
+
+
+def _record(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Record | None:
+    about = entry.get("process_group")
+    name = _text(about[0]) if isinstance(about, list | tuple) and about else ""
+    desc = _text(about[1]) if isinstance(about, list | tuple) and len(about) > 1 else ""
+    group = groups.get(name) or Group(name, (), desc)
+    op = _text(entry.get("profiling_name")).partition(":")[2]
+    match = _P2P.search(op)
+    seq = _integer(entry.get("collective_seq_id", entry.get("seq_id")))
+    if seq is None or not name or not op:
+        return None
+    peer = None
+    if match is not None:
+        peer = _member(group, int(match[3]))
+        if peer is None:
+            return None
+        op, seq = match[1], _integer(entry.get("p2p_seq_id")) or seq
+    created = _integer(entry.get("time_created_ns"))
+    completed = entry.get("state") == "completed" or entry.get("retired") is True
+    return Record(group, seq, op, completed, created, peer, _sizes(entry.get("input_sizes")))
+
+
+def _member(group: Group, number: int) -> int | None:
+    """Returns the rank in the job of a rank of the group; None if not known."""
+    if not group.ranks:
+        return number if group.desc == DEFAULT else None
+    return group.ranks[number] if number < len(group.ranks) else None
+
+
+def _enqueued(status: Any) -> Iterable[tuple[str, int]]:
+    if not isinstance(status, dict):
+        return
+    for name, about in list(status.items())[:MAX_GROUPS]:
+        number = _integer(about.get("last_enqueued_collective")) if isinstance(about, dict) else None
+        if number is not None:
+            yield str(name)[:16], number
+
+
+def _sizes(value: Any) -> str:
+    """Returns "8x5120, 3" of the sizes of tensors."""
+    tensors = value[:_MAX_TENSORS] if isinstance(value, list | tuple) else ()
+    shapes = [tensor[:_MAX_TENSORS] for tensor in tensors if isinstance(tensor, list | tuple)]
+    return ", ".join("x".join(str(_integer(size)) for size in shape) for shape in shapes)
+
+
+def _text(value: Any) -> str:
+    return value[:_MAX_TEXT] if isinstance(value, str) else ""
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 63 else None

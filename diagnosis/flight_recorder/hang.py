@@ -1,0 +1,279 @@
+"""Names the ranks that hold a job up, from the dumps of PyTorch's flight recorder alone.
+
+A rank waits in the first operation that has not completed on it: its GPU executes them in their order. It waits there
+for the members of the group that have not come to that operation: they have not called it, or an earlier operation has
+not completed on them. A rank that others wait for and that waits for nobody holds them up. If it has called nothing
+more, its program is elsewhere. If its operation has completed on all others, its own GPU or driver does not get on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
+
+from probing.diagnosis.facts import Facts, Missing, Progress, Rank
+from probing.diagnosis.flight_recorder.dump import DEFAULT, Group, RankDump, Record
+from probing.diagnosis.ladder import Diagnosis
+from probing.diagnosis.rules.deadlock import DEADLOCK
+from probing.diagnosis.rules.no_completion import NO_COMPLETION
+from probing.diagnosis.rules.not_joined import NOT_JOINED
+from probing.diagnosis.verdict import CANNOT_TELL, ERROR, Culprit, Finding, Verdict
+from probing.diagnosis.wait_graph import Pending, WaitGraph
+from probing.diagnosis.waits import Wait
+from probing.diagnosis.words import clean, ranks_of, ranks_wait
+
+__all__ = ("diagnose_dumps",)
+
+_MOST_NAMED = 8
+_SOURCE = "flight_recorder"
+
+
+def diagnose_dumps(job: str, dumps: Sequence[RankDump], missing: Sequence[Missing] = ()) -> Diagnosis:
+    """Returns what the dumps of the ranks of one job show. ``missing``: files that could not be read."""
+    worlds = {dump.world for dump in dumps if dump.world}
+    gaps = list(missing)
+    if len(worlds) > 1:
+        gaps.append(Missing("rank", f"the dumps are of {len(worlds)} jobs, with other ranks: ask for each alone"))
+        return Diagnosis(_facts(job, dumps, ()), (_undecided("the dumps are not of one job"),), tuple(gaps))
+    scene = _Scene({dump.rank: dump for dump in _whole(dumps)})
+    if not scene.ends and not scene.graph.components():
+        strict = replace(scene, in_order=True)
+        scene = strict if strict.ends else scene
+    world = next(iter(worlds), ())
+    absent = [rank for rank in world if rank not in scene.dumps]
+    if absent:
+        gaps.append(Missing("rank", f"no dump of {ranks_of(absent)}"))
+    return Diagnosis(_facts(job, dumps, world), tuple(_findings(scene)), tuple(gaps))
+
+
+def _whole(dumps: Sequence[RankDump]) -> list[RankDump]:
+    """Returns ``dumps`` with what only all of them together show.
+
+    A group whose ranks no dump lists has those that called it; the default group has all. A number in the status of a
+    rank that recorded nothing of that group is a group of the same description as on other ranks.
+    """
+    called: dict[str, set[int]] = {}
+    descriptions: dict[str, str] = {}
+    for dump in dumps:
+        descriptions.update({number: group.desc for number, group in dump.numbers.items()})
+        for group in dump.called:
+            called.setdefault(group.name, set()).add(dump.rank)
+    every = tuple(sorted(dump.rank for dump in dumps))
+
+    def whole(group: Group) -> Group:
+        if group.ranks:
+            return group
+        return replace(group, ranks=every if group.desc == DEFAULT else tuple(sorted(called[group.name])))
+
+    def named(dump: RankDump, number: str) -> Group | None:
+        alike = [group for group in dump.groups if group.desc == descriptions.get(number)]
+        return dump.numbers.get(number) or (alike[0] if len(alike) == 1 else None)
+
+    found = []
+    for dump in dumps:
+        own = {whole(group): seq for group, seq in dump.called.items()}
+        for number, seq in dump.status.items():
+            if (known := named(dump, number)) is not None:
+                own[whole(known)] = max(own.get(whole(known), seq), seq)
+        records = tuple(replace(record, group=whole(record.group)) for record in dump.records)
+        found.append(replace(dump, records=records, called=own))
+    return found
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """``in_order``: the GPU executes the operations of all groups in one order, not each group's in an order of its
+    own. Groups can overlap, so this is assumed only where nothing is found without it."""
+
+    dumps: Mapping[int, RankDump]
+    in_order: bool = False
+
+    @cached_property
+    def pending(self) -> Mapping[int, Sequence[Record]]:
+        """What has not completed on each rank, in its order."""
+        return {rank: [one for one in dump.records if not one.completed] for rank, dump in self.dumps.items()}
+
+    @cached_property
+    def first(self) -> Mapping[int, Mapping[Group, int]]:
+        """The first collective of each group that has not completed on each rank."""
+        found: dict[int, dict[Group, int]] = {}
+        for rank, records in self.pending.items():
+            own = found.setdefault(rank, {})
+            for one in records:
+                if one.peer is None:
+                    own[one.group] = min(own.get(one.group, one.seq), one.seq)
+        return found
+
+    @cached_property
+    def graph(self) -> WaitGraph:
+        """Which rank waits for which, each in its first operation that lacks somebody, else in its first one."""
+        operations: dict[tuple[object, ...], Pending] = {}
+        waits: dict[int, Wait] = {}
+        for rank in sorted(self.pending):
+            record, awaited = self._wait(rank)
+            if record is None:
+                continue
+            waits[rank] = Wait(record.group.name, record.seq, record.op, record.created_ns, record.peer, (_SOURCE,))
+            key = (record.group, record.seq, record.op, frozenset(awaited))
+            before = operations.get(key)
+            waiters = (*(before.waiters if before is not None else ()), rank)
+            operations[key] = Pending(record.group.name, record.seq, record.op, waiters, frozenset(awaited))
+        return WaitGraph(waits, list(operations.values()))
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """The ranks that others wait for and that wait for nobody."""
+        awaited = {rank for one in self.graph.operations for rank in one.awaited}
+        return sorted(r for r in awaited if r not in self.graph.pending or not self.graph.pending[r].awaited)
+
+    def _wait(self, rank: int) -> tuple[Record | None, set[int]]:
+        for record in self._front(rank):
+            if awaited := self._awaited(rank, record):
+                return record, awaited
+        return next(iter(self.pending[rank]), None), set()
+
+    def _front(self, rank: int) -> list[Record]:
+        """The first operation that has not completed; sends and receives of one batch are begun together."""
+        pending = self.pending[rank]
+        if not pending or pending[0].peer is None:
+            return list(pending[:1])
+        return list(takewhile(lambda one: one.peer is not None and one.group == pending[0].group, pending))
+
+    def _awaited(self, rank: int, record: Record) -> set[int]:
+        if record.peer is None:
+            members = [member for member in record.group.ranks if member != rank]
+            return {member for member in members if not self._has_come(member, record)}
+        counterpart = "recv" if record.op == "send" else "send"
+        front = self._front(record.peer) if record.peer in self.dumps else []
+        met = any(one.peer == rank and one.op == counterpart and one.group == record.group for one in front)
+        return set() if met else {record.peer}
+
+    def _has_come(self, rank: int, record: Record) -> bool:
+        """Whether a collective has begun or ended on the GPU of ``rank``, as far as its own dump shows."""
+        if rank not in self.dumps:
+            return False
+        first = self.first[rank].get(record.group)
+        if self.in_order and first is not None:
+            oldest = self.pending[rank][0]
+            return record.seq < first or (oldest.group, oldest.seq) == (record.group, record.seq)
+        return record.seq <= (first if first is not None else self.dumps[rank].called.get(record.group, -1))
+
+    def completed_elsewhere(self, rank: int) -> Record | None:
+        """Returns the first operation of ``rank`` if it has completed on another member."""
+        record = next(iter(self.pending.get(rank, ())), None)
+        if record is None or record.peer is not None:
+            return None
+        others = [member for member in record.group.ranks if member != rank and member in self.dumps]
+        done = any(self._done(member, record) for member in others)
+        return record if done else None
+
+    def _done(self, rank: int, record: Record) -> bool:
+        first = self.first[rank].get(record.group)
+        called = self.dumps[rank].called.get(record.group, -1)
+        return called >= record.seq and (first is None or first > record.seq)
+
+
+def _findings(scene: _Scene) -> Iterable[Finding]:
+    if scene.ends:
+        yield _held_up(scene)
+        return
+    for component in scene.graph.components():
+        yield _deadlock(scene, component)
+        return
+    if not any(scene.pending.values()):
+        return
+    for one in scene.graph.operations:
+        yield _none_completes(scene, one)
+
+
+def _held_up(scene: _Scene) -> Finding:
+    ends = scene.ends
+    victims = scene.graph.victims(ends)
+    stuck = [rank for rank in ends if scene.completed_elsewhere(rank) is not None]
+    absent = [rank for rank in ends if rank not in scene.dumps]
+    culprits = tuple(Culprit(rank, "", 0, _why(scene, rank), "unknown") for rank in ends)
+    verb = "holds" if len(ends) == 1 else "hold"
+    why = culprits[0].why if len(ends) == 1 else f"rank {ends[0]}: {culprits[0].why}"
+    pending = scene.graph.awaiting(ends)
+    return Finding(
+        NO_COMPLETION if len(stuck) == len(ends) else NOT_JOINED,
+        ERROR,
+        0.5 if absent else 0.8,
+        f"{ranks_of(ends)} {verb} up {len(victims)} rank{'s' if len(victims) != 1 else ''}: {why}",
+        culprits,
+        victims,
+        min((t for r in victims if (t := scene.graph.waits[r].since_ns) is not None), default=None),
+        "",
+        tuple(_wait_text(scene, one) for one in pending[:_MOST_NAMED]),
+        (f"no dump of {ranks_of(absent)}",) if absent else (),
+        ("A dump in which the named ranks have called and completed what the others wait in.",),
+        (
+            "Look at the stack of the named ranks, if they live, and at the end of their logs.",
+            "On GPUs look at the kernel's log of their nodes for XIDs.",
+        ),
+    )
+
+
+def _why(scene: _Scene, rank: int) -> str:
+    if rank not in scene.dumps:
+        return "it wrote no dump"
+    record = scene.completed_elsewhere(rank)
+    if record is not None:
+        return f"{_text(record)} has completed on other ranks and not on it: its GPU or driver does not get on"
+    if scene.pending[rank]:
+        return f"it is in {_text(scene.pending[rank][0])}"
+    return "all that it called has completed: it is outside of collectives"
+
+
+def _text(record: Record) -> str:
+    return f"{record.op} seq {record.seq} of {clean(record.group.desc or record.group.name)}"
+
+
+def _wait_text(scene: _Scene, one: Pending) -> str:
+    group = next(record.group for record in scene.pending[one.waiters[0]] if record.group.name == one.comm)
+    call = f"{one.op} seq {one.seq} of {clean(group.desc or group.name)}"
+    return f"{ranks_wait(one.waiters)} in {call} for {ranks_of(one.awaited)}"
+
+
+def _deadlock(scene: _Scene, component: Sequence[int]) -> Finding:
+    edges = scene.graph.cycle(component)
+    lines = [_wait_text(scene, scene.graph.pending[edge.waiter]) for edge in edges[:_MOST_NAMED]]
+    sentence = f"{ranks_of(component)} wait for each other"
+    return _finding(DEADLOCK, 0.8, sentence, (), tuple(component), lines)
+
+
+def _none_completes(scene: _Scene, one: Pending) -> Finding:
+    record = scene.pending[one.waiters[0]][0]
+    sentence = f"{ranks_wait(one.waiters)} in {_text(record)}, which all ranks have joined"
+    return _finding(NO_COMPLETION, 0.6, sentence, (), one.waiters, [])
+
+
+def _undecided(sentence: str) -> Finding:
+    return _finding(CANNOT_TELL, 0.3, sentence, (), (), [])
+
+
+def _finding(
+    verdict: Verdict,
+    confidence: float,
+    sentence: str,
+    culprits: tuple[Culprit, ...],
+    victims: tuple[int, ...],
+    evidence: Sequence[str],
+) -> Finding:
+    refuted, steps = (verdict.refuted_by,), verdict.next_steps
+    return Finding(
+        verdict, ERROR, confidence, sentence, culprits, victims, None, "", tuple(evidence), (), refuted, steps
+    )
+
+
+def _facts(job: str, dumps: Sequence[RankDump], world: Sequence[int]) -> Facts:
+    ranks = tuple(_rank(dump) for dump in sorted(dumps, key=lambda dump: dump.rank))
+    newest = max((r.created_ns or 0 for dump in dumps for r in dump.records), default=0)
+    return Facts(job, "", len(world) or None, 10.0, newest, (), ranks)
+
+
+def _rank(dump: RankDump) -> Rank:
+    progress = tuple(Progress(group.name, seq, None, 0, None) for group, seq in dump.called.items())
+    return Rank(dump.rank, "", 0, 0, world_size=len(dump.world) or None, progress=progress)
