@@ -134,7 +134,7 @@ torch-wheels: install ## published builds of torch, 2 GB of downloads, against w
 	packaging/dev/torch-wheels.sh
 	$(PYTHON) -m pytest tests/wheels/test_torch_symbols.py
 
-frameworks: install ## real frameworks (Lightning, DeepSpeed, Ray, JAX, ...), 1 GB of downloads, watched and hung
+frameworks: install ## real frameworks (Lightning, DeepSpeed, Ray, JAX, vLLM, ...), 3 GB of downloads, watched and hung
 	packaging/dev/frameworks.sh
 	$(HOST) $(PYTHON) -m pytest tests/frameworks
 

@@ -15,7 +15,8 @@ mkdir -p "$WHEELS"
 work=$(mktemp -d "$WHEELS/fetching-$name.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 echo "fetching $name $version" >&2
-$PYTHON -m pip download -q --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: \
+# A constraint of this machine is for what is installed, and this wheel is not.
+PIP_CONSTRAINT=/dev/null $PYTHON -m pip download -q --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: \
 	-d "$work/wheel" "$name==$version"
 $PYTHON - "$work" "$folder" "$@" <<-'PYTHON'
 	import shutil, sys, zipfile

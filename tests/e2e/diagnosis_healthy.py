@@ -12,7 +12,7 @@ from typing import Any
 from diagnosis_jobs import Ranks, folder_of_job, join_elastic, start_by_slurm
 from e2e_support import Daemon
 
-__all__ = ("HEALTHY", "Healthy", "HealthyJobs", "complaints", "idle")
+__all__ = ("HEALTHY", "Healthy", "HealthyJobs", "complaints", "noted")
 
 STEPS = 20
 # The time that jobs have for their end.
@@ -23,12 +23,13 @@ _COMPLAINTS = "SELECT job, run, verdict, ranks, sentence FROM diagnosis.findings
 @dataclass(frozen=True)
 class Healthy:
     """``again``: it ends soon and is started again until the time is up. ``restarts``: starts its ranks, the first time
-    and, with True, once more."""
+    and, with True, once more. ``note``: the verdict that `diagnose` notes."""
 
     name: str
     case: str
     again: bool = False
     restarts: Callable[[Ranks, bool], None] | None = None
+    note: str = ""
 
 
 def _elastic(ranks: Ranks, again: bool) -> None:
@@ -45,9 +46,10 @@ HEALTHY = (
     Healthy("one rank ends after the other", "ends", again=True),
     Healthy("a job", "plain"),
     Healthy("another of the same script", "plain"),
-    Healthy("an idle server that accepts", "idle_accept"),
-    Healthy("an idle server of asyncio", "idle_asyncio"),
-    Healthy("an idle server with a queue", "idle_queue"),
+    Healthy("an idle server that accepts", "idle_accept", note="idle"),
+    Healthy("an idle server of asyncio", "idle_asyncio", note="idle"),
+    Healthy("an idle server with a queue", "idle_queue", note="idle"),
+    Healthy("a rank that stays for an upload", "stays", note="rank_lingers"),
     Healthy("an elastic restart", "plain", again=True, restarts=_elastic),
     Healthy("a requeued job", "plain", again=True, restarts=start_by_slurm),
 )
@@ -117,7 +119,8 @@ def complaints(daemon: Daemon) -> list[dict[str, Any]]:
     return daemon.rows(_COMPLAINTS)
 
 
-def idle(daemon: Daemon) -> set[str]:
-    """Returns the jobs of which `diagnose` notes now that they wait for requests."""
+def noted(daemon: Daemon) -> set[tuple[str, str]]:
+    """Returns jobs with the verdicts that `diagnose` notes of them now."""
     shown = json.loads(daemon.ctl("-f", "json", "diagnose").stdout)
-    return {finding["job"] for finding in (shown, *shown["others"]) if finding["verdict"] == "idle"}
+    findings = [finding for finding in (shown, *shown["others"]) if finding["severity"] == "note"]
+    return {(finding["job"], finding["verdict"]) for finding in findings}

@@ -171,8 +171,26 @@ def end(job: Job, server: socket.socket) -> None:
     socket.create_connection(server.getsockname()).close()
 
 
+def stays(job: Job) -> None:
+    """All ranks end but rank 0, which waits for a thread that uploads."""
+    for _ in range(BUSY):
+        job.step()
+    dist.barrier()
+    dist.destroy_process_group()
+    if job.rank == 0:
+        threading.Thread(target=upload, args=(job,), name="uploader").start()
+
+
+def upload(job: Job) -> None:
+    while not job.due():
+        time.sleep(STEP_S)
+
+
 SERVERS = (idle_accept, idle_asyncio, idle_queue)
-CASES = {case.__name__: case for case in (long_steps, evaluation, checkpoint, compiled, workers, ends, plain, *SERVERS)}
+CASES = {
+    case.__name__: case
+    for case in (long_steps, evaluation, checkpoint, compiled, workers, ends, plain, stays, *SERVERS)
+}
 
 if __name__ == "__main__":
     main(CASES)
