@@ -1,6 +1,7 @@
-"""CPU and memory of all processes of the daemon beside ranks that wait, and beside a job of 40 steps per second.
+"""CPU and memory of all processes of the daemon beside 8 ranks that step, hang, or serve, and without any job.
 
-The ranks of that job have a data loader each, so four processes are sampled. All default sources are on.
+Each state is measured for ``--seconds`` once it has lasted a while: a hang for 40 s, and for 5 minutes, after which the
+watch looks as rarely as after an hour. All default sources are on.
 """
 
 from __future__ import annotations
@@ -16,40 +17,56 @@ from typing import NamedTuple
 from running import BenchDaemon, arguments, cpu_ns, family, job, pss_bytes
 from statistics_of_blocks import table
 
-WAITING = """
-import signal, sys
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.barrier()
-open(sys.argv[1] + str(dist.get_rank()), "w").close()
-signal.pause()
-"""
-STEPPING = """
-import sys, time
+# Then each state has its own end. BEGUN is written once the rank has made 40 steps.
+STEPS = """
+import signal, socket, sys, time
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-points = TensorDataset(torch.randn(1 << 16, 64))
-begin, step = time.monotonic(), 0
-while True:
-    for (batch,) in DataLoader(points, 32, num_workers=1, persistent_workers=True):
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-        step += 1
-        if step == 40:
-            open(sys.argv[1] + str(dist.get_rank()), "w").close()
-        time.sleep(max(0.0, begin + step / 40 - time.monotonic()))
+rank, begin = dist.get_rank(), time.monotonic()
+
+def step(number):
+    time.sleep(max(0.0, begin + number / 40 - time.monotonic()))
+    dist.all_reduce(torch.ones(1024))
+
+for number in range(1, 41):
+    step(number)
+open(sys.argv[1] + str(rank), "w").close()
 """
-# New processes are looked at often for half a minute.
-SETTLE_S = 40
-SITUATIONS = {"rest": (WAITING, 8), "job": (STEPPING, 2)}
+GOES_ON = """
+while True:
+    number += 1
+    step(number)
+"""
+HANGS = """
+if rank == 7:
+    time.sleep(1e6)
+dist.all_reduce(torch.ones(1024))
+"""
+SERVES = """
+if rank == 0:
+    socket.create_server(("127.0.0.1", 0)).accept()
+dist.broadcast(torch.ones(1024), src=0)
+"""
+
+
+class State(NamedTuple):
+    """``end``: the last part of the ranks' script; empty: there is no job. ``settle_s``: how long it lasts before."""
+
+    end: str
+    settle_s: float
+
+
+STATES = {
+    "no job": State("", 40),
+    "40 steps/s": State(GOES_ON, 40),
+    "hung for a minute": State(HANGS, 40),
+    "hung for long": State(HANGS, 300),
+    "idle server": State(SERVES, 120),
+}
+RANKS = 8
 
 
 class Usage(NamedTuple):
@@ -64,16 +81,17 @@ def module_of(pid: int) -> str:
     return argv[argv.index("-m") + 1] if "-m" in argv else "supervisor"
 
 
-def measure(situation: str, seconds: float) -> tuple[dict[str, Usage], dict[str, float]]:
+def measure(state: State, seconds: float) -> tuple[dict[str, Usage], dict[str, float]]:
     """By module; and the threads of the collector, % of a core each."""
-    script, ranks = SITUATIONS[situation]
     folder = tempfile.mkdtemp(prefix="probingd-bench-")
-    with contextlib.closing(BenchDaemon()) as daemon, job("-c", script, f"{folder}/rank", ranks=ranks):
-        while len(list(Path(folder).glob("rank*"))) < ranks:
-            time.sleep(0.2)
+    with contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(contextlib.closing(BenchDaemon()))
         daemon.start()
-        daemon.ctl("query", "SELECT count(*) FROM comm.ops")
-        time.sleep(SETTLE_S)
+        if state.end:
+            stack.enter_context(job("-c", STEPS + state.end, f"{folder}/rank", ranks=RANKS))
+            while len(list(Path(folder).glob("rank*"))) < RANKS:
+                time.sleep(0.2)
+        time.sleep(state.settle_s)
         assert daemon.process is not None
         pids = family(daemon.process.pid)
         names = {pid: module_of(pid) for pid in pids}
@@ -104,18 +122,18 @@ def threads_of(names: dict[int, str]) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--only", choices=SITUATIONS)
+    parser.add_argument("--only", choices=STATES)
     options = parser.parse_args()
-    for situation in [options.only] if options.only else SITUATIONS:
-        found, threads = measure(situation, options.seconds)
+    for name in [options.only] if options.only else STATES:
+        found, threads = measure(STATES[name], options.seconds)
         rows = [
             {
-                "process": name,
+                "process": module,
                 "count": len(usage.pss),
                 "CPU, % of a core": f"{usage.cpu:.2f}",
                 "PSS each, MB": ", ".join(f"{m / 1e6:.0f}" for m in usage.pss),
             }
-            for name, usage in sorted(found.items())
+            for module, usage in sorted(found.items())
         ]
         rows.append(
             {
@@ -125,9 +143,11 @@ def main() -> None:
                 "PSS each, MB": f"{sum(sum(u.pss) for u in found.values()) / 1e6:.0f} in sum",
             }
         )
-        print(f"\n{situation}:\n{table(rows)}")
+        print(f"\n{name}:\n{table(rows)}")
         busy = sorted(threads.items(), key=lambda item: -item[1])[:8]
-        print("collector by thread, % of a core:", ", ".join(f"{name} {share:.2f}" for name, share in busy if share))
+        print(
+            "collector by thread, % of a core:", ", ".join(f"{thread} {share:.2f}" for thread, share in busy if share)
+        )
 
 
 if __name__ == "__main__":

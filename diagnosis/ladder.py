@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from probing.diagnosis.advice import advised
 from probing.diagnosis.case import Case
 from probing.diagnosis.corroborate import corroborated
 from probing.diagnosis.facts import Facts, Missing
@@ -103,7 +104,7 @@ def diagnose(facts: Facts, rules: Sequence[Rule] = RULES) -> Diagnosis:
             _log.exception("rule %s failed", name)
             failed.append(Missing("rule", f"rule {name} failed: {type(e).__name__}"))
     try:
-        case.found = [with_symptoms(case, corroborated(case, finding)) for finding in case.found]
+        case.found = [advised(case, with_symptoms(case, corroborated(case, finding))) for finding in case.found]
     except Exception as e:
         _log.exception("witnesses and symptoms could not be compared")
         failed.append(Missing("rule", f"the comparison with witnesses and symptoms failed: {type(e).__name__}"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from probing.diagnosis.facts import Facts, Frame, Missing
 from probing.diagnosis.ladder import Diagnosis
-from probing.diagnosis.verdict import NOTE, Finding, StackOf
+from probing.diagnosis.verdict import NOTE, Advice, Finding, StackOf
 
 __all__ = ("CANNOT_TELL", "HEALTHY", "as_dict", "finding_dict", "stack_dict", "utc_text")
 
@@ -56,6 +56,7 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
         "missing": list(finding.missing),
         "refuted_by": list(finding.refuted_by),
         "next_steps": list(finding.next_steps),
+        "advice": _advice(finding.advice),
         "stacks": [stack_dict(stack) for stack in finding.stacks],
     }
 
@@ -112,6 +113,13 @@ def _nothing(facts: Facts, missing: Sequence[Missing]) -> Mapping[str, Any]:
         "confidence": 0.0 if not seen else 0.5 if lacks else 1.0,
         "sentence": "nothing is wrong with the job" if seen else "no rank of the job was seen",
         **{name: [] for name in ("culprits", "victims", "evidence", "missing", "refuted_by", "next_steps", "stacks")},
+        "advice": None,
         "since": None,
         "about": "",
     }
+
+
+def _advice(advice: Advice | None) -> dict[str, Any] | None:
+    if advice is None:
+        return None
+    return {"action": advice.action, "nodes": list(advice.nodes), "reason": advice.reason}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from probing.diagnosis.facts import Thread
 
-__all__ = ("CANNOT_TELL", "ERROR", "NOTE", "WARNING", "Culprit", "Finding", "StackOf", "Verdict")
+__all__ = ("CANNOT_TELL", "ERROR", "NOTE", "WARNING", "Advice", "Culprit", "Finding", "StackOf", "Verdict")
 
 ERROR = "error"
 """The job stands still, died or computes wrongly."""
@@ -74,12 +74,23 @@ class StackOf:
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do with the job. ``action``: restart, restart_without (``nodes``), do_not_restart (the same would happen
+    again) or wait. ``reason``: a clause for people."""
+
+    action: str
+    reason: str
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What a rule found. ``sentence``: the first line for people. ``confidence``: 0 to 1. ``since_ns``: on the common
     clock. ``victims``: the ranks that wait for the culprits.
 
     ``about``: distinguishes this finding from others of its verdict, as communicator and seq. Job, run, verdict,
-    culprits and ``about`` identify a finding, so ``about`` must not change while the situation lasts.
+    culprits and ``about`` identify a finding, so ``about`` must not change while the situation lasts. ``advice``: None
+    until the ladder has added it.
     """
 
     verdict: Verdict
@@ -95,3 +106,4 @@ class Finding:
     refuted_by: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
     stacks: tuple[StackOf, ...] = field(default=())
+    advice: Advice | None = None

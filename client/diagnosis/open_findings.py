@@ -18,10 +18,11 @@ from probing.client.diagnosis.outcome import QUIET_NS, worst_first, wrong
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.text import clock
 from probing.client.session import sql_text
+from probing.diagnosis.advice import ACTIONS
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.ladder import RULES, Diagnosis
-from probing.diagnosis.verdict import ERROR, Culprit, Finding
+from probing.diagnosis.verdict import ERROR, Advice, Culprit, Finding
 from probing.diagnosis.words import time_text
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ __all__ = ("with_open_findings",)
 _VERDICTS = {verdict.id: verdict for rule in RULES for verdict in rule.VERDICTS}
 _MOST_JOBS = 64
 _MOST_NAMED = 4
-_COLUMNS = ("about", "since", "culprits", "evidence", "next_steps")
+_COLUMNS = ("about", "since", "culprits", "evidence", "next_steps", "advice", "advice_nodes", "advice_reason")
 
 
 def with_open_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
@@ -96,7 +97,15 @@ def _finding(facts: Facts, row: Row) -> Finding:
         (verdict.refuted_by,),
         tuple(_texts(row["next_steps"])) or verdict.next_steps,
         case.stacks(present, [rank for rank in victims if rank in case.ranks]),
+        _advice(row),
     )
+
+
+def _advice(row: Row) -> Advice | None:
+    if row["advice"] not in ACTIONS:
+        return None
+    nodes = tuple(str(row["advice_nodes"] or "").split(",")) if row["advice_nodes"] else ()
+    return Advice(str(row["advice"]), str(row["advice_reason"] or ""), nodes)
 
 
 def _timed(row: Row, now_ns: int) -> str:

@@ -23,6 +23,12 @@ _MOST_NATIVE = 3
 _LONG_NAME = 60
 # Columns of a frame's second line that its path cannot take: indent, brackets and line number.
 _BESIDE_PATH = 20
+_ADVICE = {
+    "restart": "Restart the job",
+    "restart_without": "Restart the job without {nodes}",
+    "do_not_restart": "Do not restart the job yet",
+    "wait": "Wait",
+}
 _COMMAND = re.compile("`[^`]*`")
 _NO_BREAK = "\xa0"
 # Frames between Python and C++, which say nothing.
@@ -65,7 +71,7 @@ def _page(diagnosis: Diagnosis, width: int | None, brief: bool) -> list[str]:
     refuted_by = worst.refuted_by or (worst.verdict.refuted_by,)
     lines += _section("What would refute it", () if brief else refuted_by)
     steps = worst.next_steps or worst.verdict.next_steps
-    lines += _section("Do next", [_filled_in(step, facts.job, worst) for step in steps])
+    lines += _section("Do next", [_advice(worst), *(_filled_in(step, facts.job, worst) for step in steps)])
     return [*lines, *_section("Also", [f"{other.severity}: {other.sentence}" for other in others])]
 
 
@@ -94,6 +100,14 @@ def _filled_in(step: str, job: str, finding: Finding) -> str:
     (culprit,) = finding.culprits
     step = step.replace("--rank R", f"--rank {culprit.rank}")
     return step.replace(" PID", f" {culprit.pid}") if culprit.pid else step
+
+
+def _advice(finding: Finding) -> str:
+    advice = finding.advice
+    if advice is None:
+        return ""
+    words = _ADVICE[advice.action].format(nodes=f"node{'s' if len(advice.nodes) > 1 else ''} {', '.join(advice.nodes)}")
+    return f"{words}: {advice.reason}."
 
 
 def _victims(finding: Finding) -> list[str]:

@@ -28,7 +28,7 @@ def finding_id(job: str, run: str, finding: Finding) -> str:
 
 def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> dict[str, Any]:
     """Returns the row of an open finding, without ``node`` and ``ts``, which the collector adds. Times are UTC ns."""
-    found = finding_dict(finding)
+    found, advice = finding_dict(finding), finding.advice
     ranks = [culprit.rank for culprit in finding.culprits]
     return {
         "job": job,
@@ -44,6 +44,9 @@ def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> dict[st
         "victims": _numbers(finding.victims),
         "about": finding.about[:_MAX_TEXT],
         **{name: _json(found[name]) for name in _JSON_COLUMNS},
+        "advice": advice.action if advice is not None else None,
+        "advice_nodes": ",".join(advice.nodes)[:_MAX_TEXT] if advice is not None else None,
+        "advice_reason": advice.reason[:_MAX_TEXT] if advice is not None else None,
         "since": finding.since_ns,
         "opened": opened_ns,
         "closed": None,
@@ -54,9 +57,15 @@ def finding_report(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the row in the form of `diagnose -f json`, with ``finding_id``, ``state``, ``opened`` and ``closed``."""
     times = {name: utc_text(row[name]) for name in ("since", "opened", "closed")}
     lists = {name: json.loads(row[name]) for name in _JSON_COLUMNS}
-    victims = [int(rank) for rank in row["victims"].split(",") if rank]
+    victims = [int(rank) for rank in _split(row["victims"])]
     plain = ("job", "run", "finding_id", "state", "verdict", "severity", "confidence", "sentence", "about")
-    return {**{name: row[name] for name in plain}, **times, **lists, "victims": victims, "others": []}
+    advice = {"action": row.get("advice"), "nodes": _split(row.get("advice_nodes")), "reason": row.get("advice_reason")}
+    known = advice if row.get("advice") else None
+    return {**{name: row[name] for name in plain}, **times, **lists, "victims": victims, "advice": known, "others": []}
+
+
+def _split(text: str | None) -> list[str]:
+    return text.split(",") if text else []
 
 
 def _numbers(ranks: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.rules.deadlock import DEADLOCK
 from probing.diagnosis.rules.no_completion import NO_COMPLETION
 from probing.diagnosis.rules.not_joined import NOT_JOINED
-from probing.diagnosis.verdict import CANNOT_TELL, ERROR, Culprit, Finding, Verdict
+from probing.diagnosis.verdict import CANNOT_TELL, ERROR, Advice, Culprit, Finding, Verdict
 from probing.diagnosis.wait_graph import Pending, WaitGraph
 from probing.diagnosis.waits import Wait
 from probing.diagnosis.words import clean, ranks_of, ranks_wait
@@ -213,6 +213,8 @@ def _held_up(scene: _Scene) -> Finding:
             "Look at the stack of the named ranks, if they live, and at the end of their logs.",
             "On GPUs look at the kernel's log of their nodes for XIDs.",
         ),
+        (),
+        Advice("restart", "it does not go on by itself; if the same ranks hold it up again, leave their nodes out"),
     )
 
 

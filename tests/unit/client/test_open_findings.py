@@ -46,6 +46,9 @@ def row(**fields: Any) -> dict[str, Any]:
         "culprits": json.dumps([culprit]),
         "evidence": json.dumps(["ranks 0, 2 wait in all_reduce"]),
         "next_steps": "[]",
+        "advice": "restart_without",
+        "advice_nodes": "a",
+        "advice_reason": "GPU 3 is lost",
     }
     return {**own, **fields}
 
@@ -88,6 +91,7 @@ def test_an_open_finding_stays_while_the_job_stands_still() -> None:
     assert "and the job has not gone on since" in page
     assert "rank 1 now: it runs in load, data.py:12" in page
     assert "this look alone does not show it" in page
+    assert "  - Restart the job without node a: GPU 3 is lost.\n" in page
 
 
 @pytest.mark.parametrize(
