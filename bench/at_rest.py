@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import os
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from running import BenchDaemon, arguments, cpu_ns, family, job, pss_bytes
+from running import BenchDaemon, arguments, family, job, pss_bytes
 from statistics_of_blocks import table
 
 # Then each state has its own end. BEGUN is written once the rank has made 40 steps.
@@ -67,6 +69,8 @@ STATES = {
     "idle server": State(SERVES, 120),
 }
 RANKS = 8
+ENDED = "ended processes"
+_TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
@@ -93,26 +97,53 @@ def measure(state: State, seconds: float) -> tuple[dict[str, Usage], dict[str, f
                 time.sleep(0.2)
         time.sleep(state.settle_s)
         assert daemon.process is not None
-        pids = family(daemon.process.pid)
-        names = {pid: module_of(pid) for pid in pids}
-        before, threads = {pid: cpu_ns([pid]) for pid in pids}, threads_of(names)
+        before, threads = Tree.of(daemon.process.pid), threads_of(family(daemon.process.pid))
         begin = time.monotonic_ns()
         time.sleep(seconds)
         elapsed = time.monotonic_ns() - begin
-        cpu: dict[str, float] = collections.defaultdict(float)
+        tree = Tree.of(daemon.process.pid)
         pss: dict[str, list[int]] = collections.defaultdict(list)
-        for pid, name in names.items():
-            cpu[name] += (cpu_ns([pid]) - before[pid]) / elapsed * 100
+        for pid, name in tree.names.items():
             pss[name].append(pss_bytes(pid))
-        after = threads_of(names)
+        after = threads_of(tree.names)
     spent = {name: (ns - threads.get(name, 0)) / elapsed * 100 for name, ns in after.items()}
-    return {name: Usage(cpu[name], pss[name]) for name in pss}, spent
+    cpu = tree.since(before)
+    return {name: Usage(cpu[name] / elapsed * 100, pss[name]) for name in {**pss, **cpu}}, spent
 
 
-def threads_of(names: dict[int, str]) -> dict[str, int]:
+class Tree(NamedTuple):
+    """Processes at a moment: their modules and CPU time, ns; ``ended``: that of children that have been waited for."""
+
+    names: dict[int, str]
+    cpu: dict[int, int]
+    ended: int
+
+    @classmethod
+    def of(cls, root: int) -> Tree:
+        names, cpu, ended = {}, {}, 0
+        for pid in family(root):
+            with contextlib.suppress(OSError):
+                # utime, stime, cutime and cstime of proc(5).
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                names[pid], cpu[pid] = module_of(pid), sum(map(int, fields[11:13])) * _TICK_NS
+                ended += sum(map(int, fields[13:15])) * _TICK_NS
+        return cls(names, cpu, ended)
+
+    def since(self, before: Tree) -> dict[str, int]:
+        """Returns the CPU time since then by module, ns; that of processes that ended meanwhile as ENDED."""
+        found: dict[str, int] = collections.defaultdict(int)
+        for pid, ns in self.cpu.items():
+            found[self.names[pid]] += ns - before.cpu.get(pid, 0)
+        gone = sum(ns for pid, ns in before.cpu.items() if pid not in self.cpu)
+        if lost := self.ended - before.ended - gone:
+            found[ENDED] = lost
+        return found
+
+
+def threads_of(pids: Iterable[int]) -> dict[str, int]:
     """CPU time of the collector's threads so far, ns, by the threads' names in the kernel."""
     found: dict[str, int] = collections.defaultdict(int)
-    for pid in [pid for pid, name in names.items() if name == "probing.daemon.collector"]:
+    for pid in [pid for pid in pids if module_of(pid) == "probing.daemon.collector"]:
         for task in Path(f"/proc/{pid}/task").iterdir():
             name = (task / "comm").read_text().strip()
             found[f"{name} {task.name}"] += int((task / "schedstat").read_text().split()[0])
