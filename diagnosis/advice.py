@@ -21,6 +21,7 @@ _GOES_ON = frozenset(("slow_rank", "job_slowdown", "memory_imbalance", "mixed_de
 # Activities that pass, or that end by a signal or by more CPU or memory.
 _PASSES = {
     "compiling": "compilation ends",
+    "garbage_collection": "a collection of garbage ends",
     "checkpoint": "a checkpoint may be written on",
     "swapping": "it goes on once it has memory",
     "throttled": "it goes on once it has CPU time",

@@ -11,7 +11,13 @@ from probing.diagnosis.activity.data_loader import find_data_loader, find_worker
 from probing.diagnosis.activity.ended import find_ended, find_stopped, full_shm
 from probing.diagnosis.activity.kinds import ACTIVITIES
 from probing.diagnosis.activity.locks import find_gil, find_lock
-from probing.diagnosis.activity.processor import find_compiling, find_computing, find_hindered, uses_cpu
+from probing.diagnosis.activity.processor import (
+    find_collecting,
+    find_compiling,
+    find_computing,
+    find_hindered,
+    uses_cpu,
+)
 from probing.diagnosis.activity.requests import find_requests, find_rpc
 from probing.diagnosis.activity.scene import Scene, Seen, letter
 from probing.diagnosis.activity.storage import find_checkpoint, find_disk_io, moves_data
@@ -128,6 +134,7 @@ _TOPICS: tuple[Callable[[Scene], Seen | None], ...] = (
     find_stdin,
     find_compiling,
     find_checkpoint,
+    find_collecting,
     find_gil,
     find_hindered,
     find_requests,

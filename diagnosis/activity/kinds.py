@@ -101,6 +101,11 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
             "Frames of torch.compile, Triton or C++ extensions, or a compiler as its child.",
             ("Wait: the first steps take longer. Share the cache of the compiler between ranks.",),
         ),
+        "garbage_collection": Kind(
+            "Python collects garbage",
+            "Native frames of CPython's collector.",
+            ("Call gc.freeze() after the start, gc.disable(), and gc.collect() on all ranks at the same steps.",),
+        ),
         "nccl_init": Kind(
             "It waits for other ranks in the creation of a communicator or in a store",
             "Frames of init_process_group, of a store, or of the creation of a communicator.",

@@ -7,10 +7,12 @@ import re
 from probing.diagnosis.activity.scene import Scene, Seen, is_library
 from probing.diagnosis.words import clean
 
-__all__ = ("find_compiling", "find_computing", "find_hindered", "uses_cpu")
+__all__ = ("find_collecting", "find_compiling", "find_computing", "find_hindered", "uses_cpu")
 
 # Shares of the time between the readings.
 _THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
+# Of CPython 3.8 to 3.14: Modules/gcmodule.c, Python/gc.c. A stripped one has no names of them.
+_COLLECTS = ("gc_collect_main", "gc_collect_generations", "gc_collect_region", "deduce_unreachable", "PyGC_Collect")
 _FAULTS_A_SECOND = 100
 _SWAPPED_BYTES = 16 << 20
 _COMPILERS = re.compile(r"(?:cc1|cc1plus|gcc|g\+\+|c\+\+|clang.*|nvcc|cicc|ptxas|cudafe\+\+|ninja|ld|as|triton.*)")
@@ -36,6 +38,13 @@ def find_compiling(scene: Scene) -> Seen | None:
     runs = child is None or child[2] not in ("T", "t")
     where = scene.where if scene.user is not None and not is_library(scene.user) else ""
     return Seen("compiling", f"compiles{where}", frame=scene.user, progressing=runs, evidence=(evidence,))
+
+
+def find_collecting(scene: Scene) -> Seen | None:
+    """Returns whether the main thread collects garbage: its duration grows with the number of objects."""
+    if not scene.runs_in(*_COLLECTS):
+        return None
+    return Seen("garbage_collection", f"collects garbage{scene.where}", frame=scene.user, progressing=True)
 
 
 def find_hindered(scene: Scene) -> Seen | None:

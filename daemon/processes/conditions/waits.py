@@ -23,7 +23,7 @@ from probing.daemon.processes.memory import Memory
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.processes.target import Target
 
-__all__ = ("ThreadWait", "WaitReader")
+__all__ = ("ThreadWait", "WaitReader", "lock_holder")
 
 MAX_PATH = 512
 MAX_POLLED = 64
@@ -35,6 +35,10 @@ _KINDS = {
     stat.S_IFBLK: "device",
     stat.S_IFREG: "file",
 }
+_LOCKS = frozenset(("flock", "fcntl"))
+# "7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF": the lock 7 is awaited by 4711 (proc(5), /proc/locks).
+_LOCK = re.compile(rb"^(\d{1,10}): (->)? ?\S+ +\S+ +\S+ (-?\d{1,10}) ", re.MULTILINE)
+_MAX_LOCKS = 1 << 20
 _EPOLL = "anon_inode:[eventpoll]"
 # The descriptors that an epoll instance watches: proc(5), /proc/pid/fdinfo.
 _WATCHED = re.compile(rb"^tfd:\s*(\d{1,10}) ", re.MULTILINE)
@@ -87,6 +91,8 @@ class WaitReader:
         if call is not None and len(arguments) == 6:
             fds = self._awaited(call, arguments)
             place = self._descriptor(fds[0]) if fds else self._named(call, arguments)
+            if call.name in _LOCKS and place["target"] is not None:
+                place = {**place, "target": place["target"] + _holder(tid, self._target.pid)}
         wchan = clean_text(_text(self._target, f"task/{tid}/wchan"), 64)
         return {
             "wchan": wchan if wchan not in ("", "0") else None,
@@ -185,13 +191,39 @@ def _child(pid: int) -> _Place:
     pid &= 0xFFFF_FFFF
     if not 0 < pid < 1 << 31:
         return {**_NOWHERE, "target": "any child", "target_kind": "child"}
+    return {**_NOWHERE, "target": _process(pid), "target_kind": "child"}
+
+
+def _process(pid: int) -> str:
+    """Returns "rsync (pid 9, state S)"."""
     try:
-        with Target(pid) as child:
-            found = parse_task_stat(child.read("stat", 4_096))
-            name = f"{found.name} (pid {pid}, state {found.state})" if found else f"pid {pid}"
+        with Target(pid) as process:
+            found = parse_task_stat(process.read("stat", 4_096))
     except ProbingError:
-        name = f"pid {pid}"
-    return {**_NOWHERE, "target": name, "target_kind": "child"}
+        found = None
+    return f"{found.name} (pid {pid}, state {found.state})" if found else f"pid {pid}"
+
+
+def _holder(tid: int, pid: int) -> str:
+    """Returns ", held by rsync (pid 9, state S)" of the file lock that a thread waits for; empty if not known."""
+    try:
+        with open("/proc/locks", "rb") as file:
+            holder = lock_holder(file.read(_MAX_LOCKS), {tid, pid})
+    except OSError:
+        return ""
+    return f", held by {_process(holder)}" if holder is not None else ""
+
+
+def lock_holder(table: bytes, waiters: set[int]) -> int | None:
+    """Returns the process that holds the lock that one of ``waiters`` awaits, by /proc/locks; None if not known."""
+    holders: dict[bytes, int] = {}
+    for number, waits, text in _LOCK.findall(table):
+        if not waits:
+            holders[number] = int(text)
+        elif int(text) in waiters:
+            holder = holders.get(number, -1)
+            return holder if holder > 0 else None
+    return None
 
 
 def _kind(found: os.stat_result) -> str:

@@ -106,6 +106,22 @@ wait([r, s], [], []) if wait is select.select else waiter.poll()
     assert found["target_kind"] == "listener"
 
 
+def test_the_holder_of_a_file_lock_is_named(readers: ReaderPool, tmp_path: Path) -> None:
+    file = tmp_path / "cache.lock"
+    code = "import fcntl, sys, signal; f = open(sys.argv[1], 'w'); {}; print('go', flush=True); signal.pause()"
+    takes, waits = (
+        code.format("fcntl.flock(f, fcntl.LOCK_EX)"),
+        code.format("print('go'); fcntl.flock(f, fcntl.LOCK_EX)"),
+    )
+    with (
+        started([sys.executable, "-u", "-c", takes, str(file)], until="go") as holder,
+        started([sys.executable, "-u", "-c", waits, str(file)], until="go") as process,
+    ):
+        found = _in(readers, process.pid, ("flock",))
+    assert found["target"].startswith(f"{file}, held by python")
+    assert f"(pid {holder.pid}, state S)" in found["target"]
+
+
 def test_each_thread_has_its_own_wait(readers: ReaderPool, pipe: tuple[int, int]) -> None:
     code = "import os, threading, time; threading.Thread(target=os.read, args=(0, 1)).start(); time.sleep(1009)"
     with started(_python(code), until="go", stdin=pipe[0]) as process:

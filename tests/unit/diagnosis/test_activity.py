@@ -140,6 +140,16 @@ WAITS: list[tuple[str, str, Activity]] = [
         ),
     ),
     (
+        "garbage_collection",
+        "it collects garbage in step, train.py:40",
+        doing(user(native("deduce_unreachable"), native("gc_collect_main")), state="R", cpu_ns=9 * 10**8),
+    ),
+    (
+        "lock",
+        "it polls a file lock that another process holds in step, train.py:40",
+        doing(user("acquire /x/site-packages/filelock/_core/_lock.py:158", moving=True), syscall="clock_nanosleep"),
+    ),
+    (
         "rpc",
         "it waits for the answer of an RPC in step, train.py:40",
         doing(user(f"rpc_sync {TORCH}distributed/rpc/api.py:842"), syscall="futex"),

@@ -21,6 +21,7 @@ from probing.daemon.processes.conditions.mounts import Mount, mount_of, parse_mo
 from probing.daemon.processes.conditions.neighbours import Load, neighbours_of
 from probing.daemon.processes.conditions.sockets import parse_ends
 from probing.daemon.processes.conditions.system_calls import system_call
+from probing.daemon.processes.conditions.waits import lock_holder
 
 MOUNTINFO = b"""22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
@@ -225,3 +226,20 @@ def test_a_container_reads_groups_of_the_node_where_they_are_mounted(path: bytes
     assert read_cgroups(b"0::/\n", [own, node])["memory_limit_bytes"] == 4096
     assert read_cgroups(b"0::/../other\n", [own, node])["memory_limit_bytes"] is None
     assert read_cgroups(b"0::" + path + b"\n", [own])["memory_limit_bytes"] is None
+
+
+LOCKS = b"""1: FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF
+1: -> FLOCK  ADVISORY  WRITE 23 fe:00:131 0 EOF
+1: -> FLOCK  ADVISORY  WRITE 7 fe:00:131 0 EOF
+2: OFDLCK ADVISORY  WRITE -1 fe:00:132 0 EOF
+2: -> OFDLCK ADVISORY  WRITE 5 fe:00:132 0 EOF
+"""
+
+
+def test_the_holder_of_a_file_lock() -> None:
+    assert [lock_holder(LOCKS, {waiter}) for waiter in (23, 7, 5, 4711, 1)] == [4711, 4711, None, None, None]
+
+
+@given(st.binary(max_size=300))
+def test_any_table_of_locks_is_read(data: bytes) -> None:
+    lock_holder(data, {7})
