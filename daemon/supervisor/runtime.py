@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import stat
+import time
 from pathlib import Path
 
 from probing.api.errors import ProbingError, StateLocked, StoreError
@@ -22,6 +23,8 @@ __all__ = ("INETD_SOCKETS", "Runtime", "make_state_dir", "pins_of", "service_con
 log = logging.getLogger("probingd.supervisor")
 # The connecting process owns a socket: the service those of _OF_SERVICE, the collector all others.
 INETD_SOCKETS = ("reader", "parser", "maintenance", "sql", "hook", "interpreter", "nvml")
+REMAINS_S = 5.0
+_POLL_S = 0.1
 _OF_SERVICE = ("sql", "hook", "interpreter")
 
 
@@ -70,9 +73,13 @@ class Runtime:
         lock = Lock.take(self._config)
         if lock is None:
             raise self._taken(f"probingd, pid {owner_of(self._config)}")
-        if _answers(self._config.socket):
-            lock.release()
-            raise self._taken("another process")
+        # Without the lock it is no daemon: the processes of one that was killed end within seconds.
+        deadline = time.monotonic() + REMAINS_S
+        while _answers(self._config.socket):
+            if time.monotonic() > deadline:
+                lock.release()
+                raise self._taken("another process")
+            time.sleep(_POLL_S)
         self._lock = lock
 
     def _taken(self, by: str) -> ProbingError:

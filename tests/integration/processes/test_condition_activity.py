@@ -130,7 +130,8 @@ STANDS = {
         "it waits for a lock in wait, train.py:5",
     ),
     "join": (
-        "import threading, time; t = threading.Thread(target=time.sleep, args=(1009,)); t.start()",
+        "import threading, time; t, u = (threading.Thread(target=time.sleep, args=(1009,)) for _ in 'tu');"
+        " t.start(); u.start()",
         "t.join()",
         "it waits for another thread to end in wait, train.py:5",
     ),

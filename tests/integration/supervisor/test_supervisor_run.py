@@ -320,6 +320,18 @@ def test_a_stranger_on_the_socket(daemon: Daemon) -> None:
     assert daemon.socket.exists()
 
 
+def test_what_is_left_of_a_killed_daemon_is_waited_for(daemon: Daemon) -> None:
+    daemon.socket.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as remains:
+        remains.bind(str(daemon.socket))
+        remains.listen()
+        daemon.start()
+        # It has found that the socket answers.
+        remains.accept()[0].close()
+    daemon.ready()
+    assert daemon.end()[0] == 0
+
+
 def order(daemon: Daemon, kind: str, what: str) -> None:
     """What the stand-in of ``kind`` is to do instead of running."""
     daemon.state.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from ranks import STEP_S, Job, main
 
 MB = 1 << 20
+LOGS_S = 900
 
 
 def killed(job: Job) -> None:
@@ -40,6 +42,24 @@ def raises(job: Job) -> None:
         job.begin()
         parse_batch()
     job.go_on()
+
+
+def destroys(job: Job) -> None:
+    """Rank 1 fails, leaves its group, and then writes its logs for a while: the others die of that before it ends."""
+    job.train()
+    if job.rank == 1:
+        job.begin()
+        try:
+            parse_batch()
+        finally:
+            dist.destroy_process_group()
+            gc.collect()
+            write_logs()
+    job.go_on()
+
+
+def write_logs() -> None:
+    time.sleep(LOGS_S)
 
 
 def parse_batch() -> None:
@@ -83,7 +103,7 @@ def remember(kept: list[bytearray], size: int) -> None:
     time.sleep(STEP_S)
 
 
-CASES = {case.__name__: case for case in (killed, leaves, raises, out_of_memory, twice, leak)}
+CASES = {case.__name__: case for case in (killed, leaves, raises, destroys, out_of_memory, twice, leak)}
 
 if __name__ == "__main__":
     main(CASES)
