@@ -8,7 +8,7 @@ from typing import Any
 from probing.client.render.rows import Row
 from probing.client.render.text import clock
 
-__all__ = ("OPEN", "PARTS", "Verdicts", "blamed", "by_run", "newest_sql", "open_sql", "order", "verdict_lines")
+__all__ = ("OPEN", "PARTS", "SHOWN", "Verdicts", "blamed", "by_run", "newest_sql", "order", "verdict_lines")
 
 Verdicts = dict[tuple[Any, Any], list[Row]]
 """Open findings by job and run, the worst first."""
@@ -16,7 +16,8 @@ PARTS = ("culprits", "evidence", "missing", "refuted_by", "next_steps", "stacks"
 """Columns that hold JSON."""
 _KEY = ("finding_id", "job", "run")
 _ORDER = {"error": 0, "warning": 1, "note": 2}
-_SHOWN = ("node", "verdict", "severity", "state", "confidence", "sentence", "ranks", "victims", "opened")
+SHOWN = ("node", "verdict", "severity", "state", "confidence", "sentence", "ranks", "victims", "opened")
+"""Columns that commands show of a finding."""
 _MOST_LINES = 3
 
 
@@ -27,14 +28,8 @@ def newest_sql(where: str, columns: Sequence[str]) -> str:
     return f"SELECT {key}, max(ts) AS ts, {newest} FROM diagnosis.findings WHERE {where} GROUP BY {key}"
 
 
-def open_sql(where: str, *columns: str) -> str:
-    """Returns the SELECT of the open findings of the last 7 days, also with ``columns``. ``where``: a condition."""
-    newest = newest_sql(f"ts > now() - INTERVAL 7 DAY AND {where}", (*_SHOWN, *columns))
-    return f"{newest} HAVING arg_max(state, ts) = 'open'"
-
-
-OPEN = open_sql("{of_job}")
-"""The same without further columns; ``{of_job}`` is the condition."""
+# The open findings of the last 7 days; ``{of_job}`` is a condition.
+OPEN = newest_sql("ts > now() - INTERVAL 7 DAY AND {of_job}", SHOWN) + " HAVING arg_max(state, ts) = 'open'"
 
 
 def order(row: Row) -> tuple[Any, ...]:

@@ -12,10 +12,10 @@ import pytest
 from diagnosis_cases import NOW, ago, elsewhere, facts, history, in_collective, op, rank
 
 from probing.api.errors import QueryTimeout
-from probing.client.diagnosis.open_findings import with_open_findings
 from probing.client.diagnosis.outcome import exit_code
 from probing.client.diagnosis.page import people
-from probing.diagnosis.facts import Condition, Exit, Facts
+from probing.client.diagnosis.stored_findings import with_stored_findings
+from probing.diagnosis.facts import Condition, Exit, Facts, Rank
 from probing.diagnosis.ladder import Diagnosis, diagnose
 
 MOVES = Condition(state="R", interval_ns=10**9, cpu_ns=5 * 10**8, switches=20)
@@ -42,6 +42,7 @@ def row(**fields: Any) -> dict[str, Any]:
         "victims": "0,2",
         "opened": moment(ago(23)),
         "about": "",
+        "closed": None,
         "since": moment(ago(39)),
         "culprits": json.dumps([culprit]),
         "evidence": json.dumps(["ranks 0, 2 wait in all_reduce"]),
@@ -76,7 +77,7 @@ def look(since: float = 39.0) -> Facts:
 
 
 def shown(node: Any, found: Facts) -> Diagnosis:
-    (diagnosis,) = with_open_findings(node, [diagnose(found)])
+    (diagnosis,) = with_stored_findings(node, [diagnose(found)])
     return diagnosis
 
 
@@ -96,8 +97,14 @@ def test_an_open_finding_stays_while_the_job_stands_still() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"opened": moment(ago(41))}, {"severity": "warning"}, {"run": "another"}, {"verdict": "of a later version"}],
-    ids=["the job went on since", "a warning", "another run", "an unknown verdict"],
+    [
+        {"opened": moment(ago(41))},
+        {"severity": "warning"},
+        {"state": "closed"},
+        {"run": "another"},
+        {"verdict": "of a later version"},
+    ],
+    ids=["the job went on since", "a warning", "closed", "another run", "an unknown verdict"],
 )
 def test_what_does_not_hold_any_more_is_not_shown(fields: dict[str, Any]) -> None:
     assert shown(Node(row(**fields)), look()).findings == ()
@@ -132,3 +139,41 @@ def test_columns_that_cannot_be_read_leave_the_sentence(text: str | None) -> Non
     (finding,) = shown(Node(row(culprits=text, evidence=text, next_steps=text)), look()).findings
     assert finding.culprits == ()
     assert finding.sentence.startswith("rank 1 (node a")
+
+
+def ended(number: int, seconds: float, **end: Any) -> Rank:
+    return rank(number, *history(6, ago=40), state="exited", exit=Exit(ago(seconds), **end))
+
+
+def test_an_ended_job_keeps_its_story() -> None:
+    found = facts(*(ended(r, 5, signal=15) for r in range(3)))
+    assert diagnose(found).findings == ()
+    diagnosis = shown(Node(row(state="closed", closed=moment(ago(4)))), found)
+    (finding,) = diagnosis.findings
+    assert finding.sentence.startswith("until it ended at ")
+    assert finding.sentence.endswith(
+        "rank 1 (node a, pid 4001) holds up 2 ranks for 34 s: it sleeps in load, data.py:12"
+    )
+    assert "ranks 0-2 were killed by SIGTERM" in finding.evidence
+    assert exit_code([diagnosis]) == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"closed": moment(ago(6))}, {"verdict": "rank_died"}, {"opened": moment(ago(4))}],
+    ids=["it went on before it ended", "no hang", "found in its end"],
+)
+def test_what_was_over_before_a_job_ended_is_no_part_of_its_story(fields: dict[str, Any]) -> None:
+    found = facts(*(ended(r, 5, code=0) for r in range(3)))
+    assert shown(Node(row(**{"state": "closed", "closed": moment(ago(4)), **fields})), found).findings == ()
+
+
+def test_the_hang_of_a_run_that_was_started_again_is_a_note() -> None:
+    old = facts(*(ended(r, 5, signal=15) for r in range(3)))
+    new = replace(facts(*(rank(r, *history(6, ago=0.1), started_ns=ago(3)) for r in range(3))), run="next")
+    found = with_stored_findings(
+        Node(row(state="closed", closed=moment(ago(4)))),  # type: ignore[arg-type]
+        [diagnose(new), diagnose(old)],
+    )
+    assert [finding.severity for one in found for finding in one.findings] == ["note"]
+    assert exit_code(found) == 0

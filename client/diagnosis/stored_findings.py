@@ -1,55 +1,81 @@
-"""Keeps a verdict that was shown: a job that stands still keeps the error that the watch of a node holds open.
+"""Adds what the watch of a node found to a diagnosis that shows less: of a job that stands still, or that has ended.
 
 One look may show less than the look before: a rank that polls seems to move, a busy machine gives no stack. The watch
-looks again and again, and closes a finding once the job goes on or two looks with stacks refute it.
+looks again and again, and closes a finding once the job goes on or two looks with stacks refute it. A job that hung
+until somebody ended it shows nothing but its end.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import ProbingError
-from probing.client.diagnosis.findings import by_run, open_sql
-from probing.client.diagnosis.outcome import QUIET_NS, worst_first, wrong
+from probing.client.diagnosis.findings import SHOWN, Verdicts, by_run, newest_sql
+from probing.client.diagnosis.outcome import QUIET_NS, settled, worst_first, wrong
 from probing.client.render.rows import Row, rows_of
-from probing.client.render.text import clock
+from probing.client.render.text import clock, utc
 from probing.client.session import sql_text
 from probing.diagnosis.advice import ACTIONS
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.ladder import RULES, Diagnosis
 from probing.diagnosis.verdict import ERROR, Advice, Culprit, Finding
-from probing.diagnosis.words import time_text
+from probing.diagnosis.words import exit_text, ranks_of, time_text
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
-__all__ = ("with_open_findings",)
+__all__ = ("with_stored_findings",)
 
 _VERDICTS = {verdict.id: verdict for rule in RULES for verdict in rule.VERDICTS}
 _MOST_JOBS = 64
 _MOST_NAMED = 4
-_COLUMNS = ("about", "since", "culprits", "evidence", "next_steps", "advice", "advice_nodes", "advice_reason")
+_COLUMNS = ("about", "since", "closed", "culprits", "evidence", "next_steps", "advice", "advice_nodes", "advice_reason")
 
 
-def with_open_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Returns ``diagnoses``, the worst first; where a look shows nothing wrong in a job that stands still, with the
-    findings that are open. An answer that does not come is one of ``missing``."""
-    still = [one for one in diagnoses if not wrong(one) and _stands_still(one.facts)][:_MOST_JOBS]
-    if not still:
+def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Returns ``diagnoses``, the worst first; with the findings that are open, where a look shows nothing wrong in a
+    job that stands still, and with those that were open when a job ended.
+
+    An answer that does not come is one of ``missing``.
+    """
+    asked = [one for one in diagnoses if _ended(one.facts) or (not wrong(one) and _stands_still(one.facts))][
+        :_MOST_JOBS
+    ]
+    if not asked:
         return list(diagnoses)
-    jobs = ", ".join(sorted({sql_text(one.facts.job) for one in still}))
+    jobs = ", ".join(sorted({sql_text(one.facts.job) for one in asked}))
+    where = f"ts > now() - INTERVAL 7 DAY AND job IN ({jobs})"
     try:
-        rows = by_run(rows_of(cluster.query(open_sql(f"job IN ({jobs})", *_COLUMNS))))
+        rows = by_run(rows_of(cluster.query(newest_sql(where, (*SHOWN, *_COLUMNS)))))
     except ProbingError as e:
         unread = Missing("history", f"whether a finding is open: {e.message}")
-        return [replace(one, missing=(*one.missing, unread)) if one in still else one for one in diagnoses]
-    kept = [_kept(one, rows.get((one.facts.job, one.facts.run), ())) if one in still else one for one in diagnoses]
-    return worst_first(kept)
+        return [replace(one, missing=(*one.missing, unread)) if one in asked else one for one in diagnoses]
+    return worst_first(settled([_with(one, rows) if one in asked else one for one in diagnoses]))
+
+
+def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
+    facts = diagnosis.facts
+    holds = _open_at_end if _ended(facts) else _holds
+    own = rows.get((facts.job, facts.run), ())
+    findings = [_finding(facts, row) for row in own if row["verdict"] in _VERDICTS and holds(facts, row)]
+    return replace(diagnosis, findings=(*findings, *diagnosis.findings)) if findings else diagnosis
+
+
+def _ended(facts: Facts) -> bool:
+    return bool(facts.ranks) and all(rank.exit is not None for rank in facts.ranks)
+
+
+def _open_at_end(facts: Facts, row: Row) -> bool:
+    """Whether a hang was not over when the first rank of the job ended."""
+    first = min(rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None)
+    opened, closed = _ns(row["opened"]), _ns(row["closed"])
+    hang = row["severity"] == ERROR and _VERDICTS[row["verdict"]].group == "hang"
+    return hang and opened is not None and opened <= first and (closed is None or closed >= first)
 
 
 def _stands_still(facts: Facts) -> bool:
@@ -62,15 +88,10 @@ def _advanced_ns(facts: Facts) -> int | None:
     return max((node.advanced_ns for node in facts.nodes if node.advanced_ns is not None), default=None)
 
 
-def _kept(diagnosis: Diagnosis, rows: Sequence[Row]) -> Diagnosis:
-    findings = [_finding(diagnosis.facts, row) for row in rows if _holds(diagnosis.facts, row)]
-    return replace(diagnosis, findings=(*findings, *diagnosis.findings)) if findings else diagnosis
-
-
 def _holds(facts: Facts, row: Row) -> bool:
     """Whether the job has not gone on since the finding opened, and the ranks that it names live."""
     opened, advanced = _ns(row["opened"]), _advanced_ns(facts)
-    if row["severity"] != ERROR or row["verdict"] not in _VERDICTS or opened is None:
+    if row["severity"] != ERROR or row["state"] != "open" or opened is None:
         return False
     named = {int(rank) for rank in str(row["ranks"] or "").split(",") if rank.isdecimal()}
     ended = any(rank.exit is not None for rank in facts.ranks if rank.rank in named)
@@ -81,24 +102,45 @@ def _finding(facts: Facts, row: Row) -> Finding:
     verdict, case = _VERDICTS[row["verdict"]], Case(facts)
     culprits = tuple(_culprits(row["culprits"]))
     present = [rank for one in culprits if (rank := one.rank) in case.ranks]
-    now = [f"rank {rank} now: {case.activity(rank).why}" for rank in present[:_MOST_NAMED]]
     victims = tuple(int(rank) for rank in str(row["victims"] or "").split(",") if rank.isdecimal())
+    doubts: tuple[str, ...] = ()
+    if _ended(facts):
+        end = max(rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None)
+        sentence = f"until it ended at {clock(utc(end))}: {_timed(row, end)}"
+        lines = [f"found at {clock(row['opened'])}, and the job did not go on", *_ends(facts)]
+    else:
+        sentence, doubts = _timed(row, facts.taken_ns), ("this look alone does not show it",)
+        lines = [f"found at {clock(row['opened'])}, and the job has not gone on since"]
+        lines += [f"rank {rank} now: {case.activity(rank).why}" for rank in present[:_MOST_NAMED]]
     return Finding(
         verdict,
         ERROR,
         float(row["confidence"] or 0.0),
-        _timed(row, facts.taken_ns),
+        sentence,
         culprits,
         victims,
         _ns(row["since"]),
         str(row["about"] or ""),
-        (f"found at {clock(row['opened'])}, and the job has not gone on since", *now, *_texts(row["evidence"])),
-        ("this look alone does not show it",),
+        (*lines, *_texts(row["evidence"])),
+        doubts,
         (verdict.refuted_by,),
         tuple(_texts(row["next_steps"])) or verdict.next_steps,
         case.stacks(present, [rank for rank in victims if rank in case.ranks]),
         _advice(row),
     )
+
+
+def _ends(facts: Facts) -> Iterator[str]:
+    """Yields how the ranks and the launcher ended."""
+    alike: dict[str, list[int]] = {}
+    for rank in facts.ranks:
+        if rank.exit is not None:
+            alike.setdefault(exit_text(rank.exit, rank.condition), []).append(rank.rank)
+    for text, ranks in list(alike.items())[:_MOST_NAMED]:
+        yield f"{ranks_of(ranks)} {text if len(ranks) == 1 else text.replace('was ', 'were ', 1)}"
+    for process in facts.processes:
+        if process.role == "launcher" and process.exit is not None:
+            yield f"the launcher (pid {process.pid}) {exit_text(process.exit)}"
 
 
 def _advice(row: Row) -> Advice | None:
