@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from diagnosis_corpus import (
@@ -23,6 +26,7 @@ from diagnosis_corpus import (
 from diagnosis_faults import HANGS, IN_GATE, LATE
 from e2e_support import Daemon, remove
 from long import LONG, long
+from waiting import until
 
 CASES = {case.name: case for case in HANGS}
 # Their jobs hang on for the daemon that comes late.
@@ -53,6 +57,23 @@ def test_the_culprit_of_a_hang(corpus: Corpus, case: Case) -> None:
 @pytest.mark.parametrize("name", KEPT)
 def test_a_daemon_that_comes_late_names_the_culprit(corpus: Corpus, late_daemon: Daemon, name: str) -> None:
     check(CASES[name], observe(late_daemon, CASES[name], corpus.kept[name]))
+
+
+# The last one of these that needs the job.
+def test_a_job_that_hung_until_it_was_ended_keeps_its_story(corpus: Corpus) -> None:
+    corpus.outcome(CASES["lock"])
+    ranks = corpus.kept["lock"]
+    for process in ranks.processes:
+        process.send_signal(signal.SIGTERM)
+
+    def story() -> dict[str, Any]:
+        shown = corpus.daemon.ctl("-f", "json", "diagnose", "--job", ranks.job, check=None).stdout
+        answer: dict[str, Any] = json.loads(shown) if shown.startswith("{") else {"sentence": shown}
+        return answer if answer["sentence"].startswith("until it ended at ") else {}
+
+    answer = until(story, what=lambda: corpus.daemon.ctl("diagnose", check=None).stdout)
+    assert (answer["verdict"], [one["rank"] for one in answer["culprits"]]) == ("not_joined", [1])
+    assert "ranks 0, 1 were killed by SIGTERM" in answer["evidence"]
 
 
 @long

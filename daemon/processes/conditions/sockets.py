@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.processes.target import Target
 
-__all__ = ("SocketEnds", "SocketTables", "parse_ends")
+__all__ = ("SocketEnds", "SocketTables", "ends_of", "rows_by_inode")
 
 MAX_TABLE = 1 << 20
 _INODE = re.compile(r"socket:\[(\d{1,20})\]")
@@ -18,6 +19,10 @@ _TCP = ("tcp", "tcp6")
 _LISTEN = b"0A"
 # __SO_ACCEPTCON of net/unix: include/uapi/linux/net.h.
 _UNIX_LISTENS = b"00010000"
+
+
+SocketRows = Mapping[bytes, Sequence[bytes]]
+"""The fields of a table's row by inode."""
 
 
 class SocketEnds(NamedTuple):
@@ -28,11 +33,11 @@ class SocketEnds(NamedTuple):
 
 
 class SocketTables:
-    """The sockets of a process's network namespace. Each table is read once, and of each the first MiB."""
+    """The sockets of a process's network namespace. Each table is read and split once, and of each the first MiB."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._tables: dict[str, bytes] = {}
+        self._tables: dict[str, SocketRows] = {}
 
     def described(self, link: str) -> SocketEnds:
         """Returns ``link``, as socket:[INODE], with the addresses of a TCP socket or the path of a Unix socket.
@@ -43,30 +48,35 @@ class SocketTables:
         if match is None:
             return SocketEnds(link)
         for name in (*_TCP, "unix"):
-            ends = parse_ends(self._table(name), match[1].encode(), tcp=name in _TCP)
-            if ends is not None:
+            row = self._rows(name).get(match[1].encode())
+            if row is not None:
+                ends = ends_of(row, tcp=name in _TCP)
                 return SocketEnds(f"{link} {ends.text}".rstrip(), ends.listens)
         return SocketEnds(link)
 
-    def _table(self, name: str) -> bytes:
+    def _rows(self, name: str) -> SocketRows:
         if name not in self._tables:
             try:
-                self._tables[name] = self._target.read(f"net/{name}", MAX_TABLE)
+                table = self._target.read(f"net/{name}", MAX_TABLE)
             except ProbingError:
-                self._tables[name] = b""  # the namespace has no such table
+                table = b""  # the namespace has no such table
+            self._tables[name] = rows_by_inode(table, tcp=name in _TCP)
         return self._tables[name]
 
 
-def parse_ends(table: bytes, inode: bytes, *, tcp: bool) -> SocketEnds | None:
-    """Returns the ends of the socket ``inode``; None: it is not in the table."""
-    for line in table.split(b"\n"):
-        fields = line.split() if inode in line else []
-        if tcp and len(fields) > 9 and fields[9] == inode:
-            return _tcp(fields[1], fields[2], fields[3] == _LISTEN)
-        if not tcp and len(fields) > 6 and fields[6] == inode:
-            path = clean_text(fields[7], 128) if len(fields) > 7 else ""
-            return SocketEnds(f"unix {path}", fields[3] == _UNIX_LISTENS)
-    return None
+def rows_by_inode(table: bytes, *, tcp: bool) -> SocketRows:
+    """Returns the fields of each socket of net/tcp, net/tcp6 or net/unix by its inode."""
+    at = 9 if tcp else 6
+    rows = (line.split() for line in table.split(b"\n"))
+    return {row[at]: row for row in rows if len(row) > at}
+
+
+def ends_of(row: Sequence[bytes], *, tcp: bool) -> SocketEnds:
+    """Returns the ends of the socket with the fields ``row``."""
+    if tcp:
+        return _tcp(row[1], row[2], row[3] == _LISTEN)
+    path = clean_text(row[7], 128) if len(row) > 7 else ""
+    return SocketEnds(f"unix {path}", row[3] == _UNIX_LISTENS)
 
 
 def _tcp(local: bytes, remote: bytes, listens: bool) -> SocketEnds:

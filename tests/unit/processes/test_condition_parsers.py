@@ -19,7 +19,7 @@ from probing.daemon.processes.conditions.counters import (
 )
 from probing.daemon.processes.conditions.mounts import Mount, mount_of, parse_mounts, waits_for_others
 from probing.daemon.processes.conditions.neighbours import Load, neighbours_of
-from probing.daemon.processes.conditions.sockets import parse_ends
+from probing.daemon.processes.conditions.sockets import SocketEnds, ends_of, rows_by_inode
 from probing.daemon.processes.conditions.system_calls import system_call
 from probing.daemon.processes.conditions.waits import lock_holder
 
@@ -87,20 +87,26 @@ def test_any_bytes_are_parsed_without_an_error(data: bytes) -> None:
     for parse in (parse_mounts, parse_task_stat, parse_schedstat, parse_io, exec_start_ns, status_fields, taken_ns):
         parse(data)  # type: ignore[operator]
     for tcp in (True, False):
-        parse_ends(data, b"12", tcp=tcp)
+        for row in rows_by_inode(data, tcp=tcp).values():
+            ends_of(row, tcp=tcp)
     read_cgroups(data, parse_mounts(MOUNTINFO))
+
+
+def ends(table: bytes, inode: bytes = b"4711", *, tcp: bool = True) -> SocketEnds | None:
+    row = rows_by_inode(table, tcp=tcp).get(inode)
+    return None if row is None else ends_of(row, tcp=tcp)
 
 
 def test_both_ends_of_a_socket() -> None:
     row = b"   0: 0100007F:1F90 0200000A:01BB 01 00000000:00000000 00:00000000 00000000     0        0 4711 1 0\n"
-    assert parse_ends(b"head\n" + row, b"4711", tcp=True) == ("tcp 127.0.0.1:8080 -> 10.0.0.2:443", False)
-    assert parse_ends(row.replace(b" 01 ", b" 0A "), b"4711", tcp=True) == ("tcp 127.0.0.1:8080", True)
+    assert ends(b"head\n" + row) == ("tcp 127.0.0.1:8080 -> 10.0.0.2:443", False)
+    assert ends(row.replace(b" 01 ", b" 0A ")) == ("tcp 127.0.0.1:8080", True)
     six = row.replace(b"0100007F", b"0000000000000000FFFF00000100007F").replace(b"0200000A", b"0" * 31 + b"1")
-    assert parse_ends(six, b"4711", tcp=True) == ("tcp 127.0.0.1:8080 -> [::100:0]:443", False)
-    assert parse_ends(row, b"471", tcp=True) is None
+    assert ends(six) == ("tcp 127.0.0.1:8080 -> [::100:0]:443", False)
+    assert ends(row, b"471") is None
     unix = b"0000: 00000002 00000000 00010000 0001 01 4711 /run/\x1bx\n"
-    assert parse_ends(unix, b"4711", tcp=False) == ("unix /run/\\x1bx", True)
-    assert parse_ends(unix.replace(b" 00010000 ", b" 00000000 "), b"4711", tcp=False) == ("unix /run/\\x1bx", False)
+    assert ends(unix, tcp=False) == ("unix /run/\\x1bx", True)
+    assert ends(unix.replace(b" 00010000 ", b" 00000000 "), tcp=False) == ("unix /run/\\x1bx", False)
 
 
 @pytest.mark.parametrize(("machine", "openat", "futex"), [("x86_64", 257, 202), ("aarch64", 56, 98)])
