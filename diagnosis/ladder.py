@@ -12,6 +12,7 @@ from probing.diagnosis.case import Case
 from probing.diagnosis.corroborate import corroborated
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.hardware_evidence import with_symptoms
+from probing.diagnosis.known_bugs import with_known_bugs
 from probing.diagnosis.rules import (
     absent,
     communicator_error,
@@ -92,6 +93,13 @@ class Diagnosis:
     ripens_ns: int | None = None
 
 
+def _completed(case: Case, finding: Finding) -> Finding:
+    """Returns ``finding`` with what witnesses, hardware and known bugs add, and with what to do."""
+    for add in (corroborated, with_symptoms, with_known_bugs, advised):
+        finding = add(case, finding)
+    return finding
+
+
 def diagnose(facts: Facts, rules: Sequence[Rule] = RULES) -> Diagnosis:
     """Returns what the rules find. A rule that raises is added to ``missing``; the others still run."""
     case = Case(facts)
@@ -104,7 +112,7 @@ def diagnose(facts: Facts, rules: Sequence[Rule] = RULES) -> Diagnosis:
             _log.exception("rule %s failed", name)
             failed.append(Missing("rule", f"rule {name} failed: {type(e).__name__}"))
     try:
-        case.found = [advised(case, with_symptoms(case, corroborated(case, finding))) for finding in case.found]
+        case.found = [_completed(case, finding) for finding in case.found]
     except Exception as e:
         _log.exception("witnesses and symptoms could not be compared")
         failed.append(Missing("rule", f"the comparison with witnesses and symptoms failed: {type(e).__name__}"))
