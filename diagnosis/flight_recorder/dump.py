@@ -39,6 +39,10 @@ class Group:
     ranks: tuple[int, ...]
     desc: str = field(default="", compare=False)
 
+    def __hash__(self) -> int:
+        # A group may have ten thousand ranks.
+        return hash(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

@@ -9,7 +9,7 @@ more, its program is elsewhere. If its operation has completed on all others, it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 
@@ -39,7 +39,7 @@ def diagnose_dumps(job: str, dumps: Sequence[RankDump], missing: Sequence[Missin
         return Diagnosis(_facts(job, dumps, ()), (_undecided("the dumps are not of one job"),), tuple(gaps))
     scene = _Scene({dump.rank: dump for dump in _whole(dumps)})
     if not scene.ends and not scene.graph.components():
-        strict = replace(scene, in_order=True)
+        strict = _Scene(scene.dumps, in_order=True)
         scene = strict if strict.ends else scene
     world = next(iter(worlds), ())
     absent = [rank for rank in world if rank not in scene.dumps]
@@ -89,6 +89,7 @@ class _Scene:
 
     dumps: Mapping[int, RankDump]
     in_order: bool = False
+    _found: dict[tuple[Group, int], frozenset[int]] = field(default_factory=dict)
 
     @cached_property
     def pending(self) -> Mapping[int, Sequence[Record]]:
@@ -109,18 +110,21 @@ class _Scene:
     @cached_property
     def graph(self) -> WaitGraph:
         """Which rank waits for which, each in its first operation that lacks somebody, else in its first one."""
-        operations: dict[tuple[object, ...], Pending] = {}
+        waiters: dict[tuple[Group, int, str, frozenset[int]], list[int]] = {}
         waits: dict[int, Wait] = {}
         for rank in sorted(self.pending):
             record, awaited = self._wait(rank)
-            if record is None:
-                continue
-            waits[rank] = Wait(record.group.name, record.seq, record.op, record.created_ns, record.peer, (_SOURCE,))
-            key = (record.group, record.seq, record.op, frozenset(awaited))
-            before = operations.get(key)
-            waiters = (*(before.waiters if before is not None else ()), rank)
-            operations[key] = Pending(record.group.name, record.seq, record.op, waiters, frozenset(awaited))
-        return WaitGraph(waits, list(operations.values()))
+            if record is not None:
+                group, op = record.group, record.op
+                waits[rank] = Wait(group.name, record.seq, op, record.created_ns, record.peer, (_SOURCE,))
+                waiters.setdefault((group, record.seq, op, awaited), []).append(rank)
+        return WaitGraph(
+            waits,
+            [
+                Pending(group.name, seq, op, tuple(ranks), awaited)
+                for (group, seq, op, awaited), ranks in waiters.items()
+            ],
+        )
 
     @cached_property
     def ends(self) -> list[int]:
@@ -128,11 +132,11 @@ class _Scene:
         awaited = {rank for one in self.graph.operations for rank in one.awaited}
         return sorted(r for r in awaited if r not in self.graph.pending or not self.graph.pending[r].awaited)
 
-    def _wait(self, rank: int) -> tuple[Record | None, set[int]]:
+    def _wait(self, rank: int) -> tuple[Record | None, frozenset[int]]:
         for record in self._front(rank):
             if awaited := self._awaited(rank, record):
                 return record, awaited
-        return next(iter(self.pending[rank]), None), set()
+        return next(iter(self.pending[rank]), None), frozenset()
 
     def _front(self, rank: int) -> list[Record]:
         """The first operation that has not completed; sends and receives of one batch are begun together."""
@@ -141,14 +145,21 @@ class _Scene:
             return list(pending[:1])
         return list(takewhile(lambda one: one.peer is not None and one.group == pending[0].group, pending))
 
-    def _awaited(self, rank: int, record: Record) -> set[int]:
+    def _awaited(self, rank: int, record: Record) -> frozenset[int]:
         if record.peer is None:
-            members = [member for member in record.group.ranks if member != rank]
-            return {member for member in members if not self._has_come(member, record)}
+            return self._lacking(record)
         counterpart = "recv" if record.op == "send" else "send"
         front = self._front(record.peer) if record.peer in self.dumps else []
         met = any(one.peer == rank and one.op == counterpart and one.group == record.group for one in front)
-        return set() if met else {record.peer}
+        return frozenset(() if met else (record.peer,))
+
+    def _lacking(self, record: Record) -> frozenset[int]:
+        """The members that have not come to a collective: the same for all that wait in it, so found once."""
+        key = record.group, record.seq
+        if key not in self._found:
+            found = (member for member in record.group.ranks if not self._has_come(member, record))
+            self._found[key] = frozenset(found)
+        return self._found[key]
 
     def _has_come(self, rank: int, record: Record) -> bool:
         """Whether a collective has begun or ended on the GPU of ``rank``, as far as its own dump shows."""

@@ -126,6 +126,14 @@ def test_what_all_have_joined_names_nobody(folder: Path) -> None:
     assert the(write(folder, dict.fromkeys(WORLD, dump(call("0", 7))))) == ("no_completion", [], WORLD)
 
 
+def test_a_rank_of_a_thousand(folder: Path) -> None:
+    world = {"0": tuple(range(1000))}
+    waits, late = (pickle.dumps(dump(*calls, groups=world), protocol=2) for calls in ([call("0", 7)], [done("0", 6)]))
+    found = write(folder, {rank: late if rank == 523 else waits for rank in world["0"]})
+    assert the(found)[:2] == ("not_joined", [523])
+    assert len(found.findings[0].victims) == 999
+
+
 def test_nothing_in_flight_is_no_finding(folder: Path) -> None:
     assert write(folder, dict.fromkeys(WORLD, dump(done("0", 7)))).findings == ()
 
