@@ -12,7 +12,7 @@ from typing import Any
 from diagnosis_jobs import Ranks, folder_of_job, join_elastic, start_by_slurm
 from e2e_support import Daemon
 
-__all__ = ("HEALTHY", "Healthy", "HealthyJobs", "complaints", "noted")
+__all__ = ("HEALTHY", "QUIET", "Healthy", "HealthyJobs", "complaints", "noted")
 
 STEPS = 20
 # The time that jobs have for their end.
@@ -46,12 +46,15 @@ HEALTHY = (
     Healthy("one rank ends after the other", "ends", again=True),
     Healthy("a job", "plain"),
     Healthy("another of the same script", "plain"),
+    Healthy("an elastic restart", "plain", again=True, restarts=_elastic),
+    Healthy("a requeued job", "plain", again=True, restarts=start_by_slurm),
+)
+# Jobs that stand still for the whole time, and of which `diagnose` says why.
+QUIET = (
     Healthy("an idle server that accepts", "idle_accept", note="idle"),
     Healthy("an idle server of asyncio", "idle_asyncio", note="idle"),
     Healthy("an idle server with a queue", "idle_queue", note="idle"),
     Healthy("a rank that stays for an upload", "stays", note="rank_lingers"),
-    Healthy("an elastic restart", "plain", again=True, restarts=_elastic),
-    Healthy("a requeued job", "plain", again=True, restarts=start_by_slurm),
 )
 
 

@@ -34,7 +34,7 @@ from diagnosis_corpus import (
     watching,
 )
 from diagnosis_faults import DEATHS, HANGS, LATE, MEMORY, SLOW
-from diagnosis_healthy import HealthyJobs, complaints
+from diagnosis_healthy import HEALTHY, QUIET, Healthy, HealthyJobs, complaints
 from e2e_support import Daemon, remove
 
 # How many start together, so that no start of a job disturbs the diagnosis of another; slow cases need the CPUs.
@@ -70,7 +70,8 @@ def main() -> None:
                 chosen = [case for case in cases if not asked.cases or case.name in asked.cases]
                 wrong += run(daemon, chosen, at_once, asked.rounds, asked.save)
             if asked.healthy:
-                wrong += healthy(daemon, asked.healthy * 60, 1.5 * asked.stall_s)
+                for which in (HEALTHY, QUIET):
+                    wrong += healthy(daemon, asked.healthy * 60, 1.5 * asked.stall_s, which)
         finally:
             if asked.log:
                 asked.log.write_text(daemon.log.read_text())
@@ -151,8 +152,8 @@ def show(case: Case, outcome: Outcome, number: int) -> None:
         print(outcome.shown, file=sys.stderr)
 
 
-def healthy(daemon: Daemon, seconds: float, long_s: float) -> int:
-    jobs = HealthyJobs(daemon, long_s)
+def healthy(daemon: Daemon, seconds: float, long_s: float, which: Sequence[Healthy]) -> int:
+    jobs = HealthyJobs(daemon, long_s, which)
     jobs.run(seconds)
     own = {ranks.job for _, ranks in jobs.started}
     found = [row for row in complaints(daemon) if row["job"] in own]
