@@ -112,7 +112,7 @@ def measure(state: State, seconds: float) -> tuple[dict[str, Usage], dict[str, f
 
 
 class Tree(NamedTuple):
-    """Processes at a moment: their modules and CPU time, ns; ``ended``: that of children that have been waited for."""
+    """Processes at a moment: their modules and CPU time, ns; ``ended``: CPU time of children that were waited for."""
 
     names: dict[int, str]
     cpu: dict[int, int]
@@ -130,7 +130,7 @@ class Tree(NamedTuple):
         return cls(names, cpu, ended)
 
     def since(self, before: Tree) -> dict[str, int]:
-        """Returns the CPU time since then by module, ns; that of processes that ended meanwhile as ENDED."""
+        """Returns the CPU time since then by module, ns; of processes that ended meanwhile as ENDED."""
         found: dict[str, int] = collections.defaultdict(int)
         for pid, ns in self.cpu.items():
             found[self.names[pid]] += ns - before.cpu.get(pid, 0)

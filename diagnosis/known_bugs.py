@@ -19,7 +19,7 @@ _FRAMES = 32
 
 
 class KnownBug(NamedTuple):
-    """``function``: on the stack of a thread; ``other``: on that of another thread of the process, if it takes two.
+    """``function``: on the stack of a thread; ``other``: on the stack of another thread, if the bug takes two.
 
     ``text``: what it is, since when it is fixed, and where it was reported.
     """

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from probing.api.errors import NotFound, ProbingError
 from probing.diagnosis.facts import MAX_RANKS, Missing
-from probing.diagnosis.flight_recorder.dump import RankDump, read_dump
+from probing.diagnosis.flight_recorder.dump import MAX_FILE, RankDump, read_dump
 from probing.diagnosis.flight_recorder.hang import diagnose_dumps
 from probing.diagnosis.ladder import Diagnosis
 
 __all__ = ("from_dumps",)
 
-MAX_FILE = 64 << 20
 # As TORCH_NCCL_DEBUG_INFO_TEMP_FILE makes them: a prefix, and the rank.
 _RANK = re.compile(r"(\d{1,6})$")
 

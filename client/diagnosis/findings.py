@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from probing.client.render.rows import Row
 from probing.client.render.text import clock
 
-__all__ = ("OPEN", "PARTS", "SHOWN", "Verdicts", "blamed", "by_run", "newest_sql", "order", "verdict_lines")
+__all__ = (
+    "OPEN",
+    "PARTS",
+    "SHOWN",
+    "Verdicts",
+    "blamed",
+    "by_run",
+    "newest_sql",
+    "numbers",
+    "order",
+    "parsed",
+    "verdict_lines",
+)
 
 Verdicts = dict[tuple[Any, Any], list[Row]]
 """Open findings by job and run, the worst first."""
@@ -19,6 +32,8 @@ _ORDER = {"error": 0, "warning": 1, "note": 2}
 SHOWN = ("node", "verdict", "severity", "state", "confidence", "sentence", "ranks", "victims", "opened")
 """Columns that commands show of a finding."""
 _MOST_LINES = 3
+# Longer JSON is not parsed: no daemon writes it.
+_MOST_BYTES = 1 << 20
 
 
 def newest_sql(where: str, columns: Sequence[str]) -> str:
@@ -46,10 +61,22 @@ def by_run(rows: Iterable[Row]) -> Verdicts:
     return found
 
 
+def numbers(text: str | None) -> list[int]:
+    """Returns the ranks of a column such as ``ranks``: [1, 3] of "1,3"."""
+    return [int(rank) for rank in (text or "").split(",") if rank.isdecimal()]
+
+
+def parsed(text: str | None) -> object:
+    """Returns the value of a column of PARTS; None for anything but JSON."""
+    try:
+        return None if text is None or len(text) > _MOST_BYTES else json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def blamed(rows: Iterable[Row]) -> set[tuple[int, str]]:
     """Returns the ranks at fault, each with its verdict, of the rows of severity error."""
-    errors = [(row["verdict"], row["ranks"] or "") for row in rows if row["severity"] == "error"]
-    return {(int(rank), verdict) for verdict, ranks in errors for rank in ranks.split(",") if rank.isdecimal()}
+    return {(rank, row["verdict"]) for row in rows if row["severity"] == "error" for rank in numbers(row["ranks"])}
 
 
 def verdict_lines(rows: Iterable[Row]) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from probing.client.diagnosis.findings import PARTS, newest_sql
+from probing.client.diagnosis.findings import PARTS, newest_sql, parsed
 from probing.client.diagnosis.outcome import confidence_word
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
@@ -36,8 +35,6 @@ _LINE = (
     "opened",
     "closed",
 )
-# Longer JSON is not parsed: no daemon writes it.
-_MOST_BYTES = 1 << 20
 
 
 def show(settings: Settings, cluster: Cluster, job: str | None, since: float) -> None:
@@ -64,16 +61,8 @@ def history(cluster: Cluster, job: str | None, since: float, *, whole: bool) -> 
     for row in rows:
         if row["state"] == "open":
             row["closed"] = None
-        row.update({name: _parsed(row[name]) for name in PARTS if name in row})
+        row.update({name: parsed(row[name]) for name in PARTS if name in row})
     return sorted(rows, key=lambda row: str(row["opened"]))
-
-
-def _parsed(text: str | None) -> object:
-    """Returns the value of a column of JSON; None for anything else."""
-    try:
-        return None if text is None or len(text) > _MOST_BYTES else json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _line(row: Row) -> str:

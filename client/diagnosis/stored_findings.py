@@ -7,14 +7,13 @@ until somebody ended it shows nothing but its end.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import ProbingError
-from probing.client.diagnosis.findings import SHOWN, Verdicts, by_run, newest_sql
+from probing.client.diagnosis.findings import SHOWN, Verdicts, by_run, newest_sql, numbers, parsed
 from probing.client.diagnosis.outcome import QUIET_NS, settled, worst_first, wrong
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.text import clock, utc
@@ -43,9 +42,8 @@ def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> li
 
     An answer that does not come is one of ``missing``.
     """
-    asked = [one for one in diagnoses if _ended(one.facts) or (not wrong(one) and _stands_still(one.facts))][
-        :_MOST_JOBS
-    ]
+    asked = [one for one in diagnoses if _ended(one.facts) or (not wrong(one) and _stands_still(one.facts))]
+    asked = asked[:_MOST_JOBS]
     if not asked:
         return list(diagnoses)
     jobs = ", ".join(sorted({sql_text(one.facts.job) for one in asked}))
@@ -62,7 +60,9 @@ def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
     facts = diagnosis.facts
     holds = _open_at_end if _ended(facts) else _holds
     own = rows.get((facts.job, facts.run), ())
-    findings = [_finding(facts, row) for row in own if row["verdict"] in _VERDICTS and holds(facts, row)]
+    open_rows = [row for row in own if row["verdict"] in _VERDICTS and holds(facts, row)]
+    case = Case(facts)
+    findings = [_finding(case, row) for row in open_rows]
     return replace(diagnosis, findings=(*findings, *diagnosis.findings)) if findings else diagnosis
 
 
@@ -93,16 +93,16 @@ def _holds(facts: Facts, row: Row) -> bool:
     opened, advanced = _ns(row["opened"]), _advanced_ns(facts)
     if row["severity"] != ERROR or row["state"] != "open" or opened is None:
         return False
-    named = {int(rank) for rank in str(row["ranks"] or "").split(",") if rank.isdecimal()}
+    named = numbers(row["ranks"])
     ended = any(rank.exit is not None for rank in facts.ranks if rank.rank in named)
     return not ended and (advanced is None or advanced <= opened)
 
 
-def _finding(facts: Facts, row: Row) -> Finding:
-    verdict, case = _VERDICTS[row["verdict"]], Case(facts)
+def _finding(case: Case, row: Row) -> Finding:
+    verdict, facts = _VERDICTS[row["verdict"]], case.facts
     culprits = tuple(_culprits(row["culprits"]))
     present = [rank for one in culprits if (rank := one.rank) in case.ranks]
-    victims = tuple(int(rank) for rank in str(row["victims"] or "").split(",") if rank.isdecimal())
+    victims = tuple(numbers(row["victims"]))
     doubts: tuple[str, ...] = ()
     if _ended(facts):
         end = max(rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None)
@@ -160,7 +160,7 @@ def _timed(row: Row, now_ns: int) -> str:
 
 def _culprits(text: Any) -> list[Culprit]:
     found = []
-    for one in _parsed(text):
+    for one in _items(text):
         try:
             found.append(
                 Culprit(int(one["rank"]), str(one["node"]), int(one["pid"]), str(one["why"]), str(one["activity"]))
@@ -171,14 +171,11 @@ def _culprits(text: Any) -> list[Culprit]:
 
 
 def _texts(text: Any) -> list[str]:
-    return [one for one in _parsed(text) if isinstance(one, str)]
+    return [one for one in _items(text) if isinstance(one, str)]
 
 
-def _parsed(text: Any) -> list[Any]:
-    try:
-        found = json.loads(text) if isinstance(text, str) else []
-    except (ValueError, RecursionError):
-        return []
+def _items(text: Any) -> list[Any]:
+    found = parsed(text)
     return found if isinstance(found, list) else []
 
 

@@ -73,7 +73,7 @@ class Runtime:
         lock = Lock.take(self._config)
         if lock is None:
             raise self._taken(f"probingd, pid {owner_of(self._config)}")
-        # Without the lock it is no daemon: the processes of one that was killed end within seconds.
+        # No daemon holds the lock: what answers may be left of a killed daemon, and ends within seconds.
         deadline = time.monotonic() + REMAINS_S
         while _answers(self._config.socket):
             if time.monotonic() > deadline:

@@ -117,7 +117,7 @@ def _module(frame: Frame) -> str:
 
 
 def _library(scene: Scene) -> tuple[Frame, ...]:
-    """The frames inside the innermost one of the user; all of them at the end of a program."""
+    """The frames inside the innermost frame of the user's code; all frames where there is none."""
     if scene.user is None or is_library(scene.user):
         return scene.python
     return scene.python[: scene.python.index(scene.user)]

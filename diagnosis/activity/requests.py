@@ -1,4 +1,4 @@
-"""The main thread waits for requests, as that of an idle server does, or for the answer to a request of its own."""
+"""The main thread waits for requests, as in an idle server, or for the answer to a request of its own."""
 
 from __future__ import annotations
 

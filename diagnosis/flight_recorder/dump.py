@@ -15,15 +15,17 @@ from typing import Any
 from probing.api.errors import CorruptTarget, UnsupportedTarget
 from probing.diagnosis.flight_recorder.plain_pickle import load_plain
 
-__all__ = ("DEFAULT", "Group", "RankDump", "Record", "load_dump", "read_dump")
+__all__ = ("DEFAULT", "MAX_FILE", "MAX_RECORDS", "Group", "RankDump", "Record", "load_dump", "read_dump")
 
 DEFAULT = "default_pg"
 """``Group.desc`` of the group that has all ranks."""
+MAX_FILE = 64 << 20
+"""Bytes of a dump; a larger one is not read."""
 MAX_RECORDS = 20_000
+"""Ten times the default size of torch's buffer; a larger dump gives its newest records."""
 MAX_GROUPS = 4_096
 MAX_MEMBERS = 16_384
 _MAX_TEXT = 256
-_MAX_TENSORS = 8
 _PICKLE = 0x80
 _NUMBER = re.compile(r"\d{1,9}")
 # "nccl:send 0->3" and "nccl:recv 0<-3": ranks of the group.
@@ -54,7 +56,6 @@ class Record:
     completed: bool
     created_ns: int | None = None
     peer: int | None = None
-    sizes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,6 @@ class RankDump:
     """
 
     rank: int
-    version: str
     world: tuple[int, ...]
     records: tuple[Record, ...]
     called: Mapping[Group, int]
@@ -106,8 +106,7 @@ def read_dump(rank: int, data: bytes) -> RankDump:
         called[record.group] = max(called.get(record.group, record.seq), record.seq)
     status = dict(_enqueued(dump.get("pg_status")))
     world = max((group.ranks for group in own.values()), key=len, default=())
-    version = dump.get("version")
-    return RankDump(rank, _text(version), world, tuple(records), called, status, numbers, tuple(own.values()))
+    return RankDump(rank, world, tuple(records), called, status, numbers, tuple(own.values()))
 
 
 def _groups(config: Mapping[Any, Any]) -> dict[str, Group]:
@@ -148,7 +147,7 @@ def _record(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Record | N
         op, seq = match[1], _integer(entry.get("p2p_seq_id")) or seq
     created = _integer(entry.get("time_created_ns"))
     completed = entry.get("state") == "completed" or entry.get("retired") is True
-    return Record(group, seq, op, completed, created, peer, _sizes(entry.get("input_sizes")))
+    return Record(group, seq, op, completed, created, peer)
 
 
 def _member(group: Group, number: int) -> int | None:
@@ -165,13 +164,6 @@ def _enqueued(status: Any) -> Iterable[tuple[str, int]]:
         number = _integer(about.get("last_enqueued_collective")) if isinstance(about, dict) else None
         if number is not None:
             yield str(name)[:16], number
-
-
-def _sizes(value: Any) -> str:
-    """Returns "8x5120, 3" of the sizes of tensors."""
-    tensors = value[:_MAX_TENSORS] if isinstance(value, list | tuple) else ()
-    shapes = [tensor[:_MAX_TENSORS] for tensor in tensors if isinstance(tensor, list | tuple)]
-    return ", ".join("x".join(str(_integer(size)) for size in shape) for shape in shapes)
 
 
 def _text(value: Any) -> str:

@@ -49,7 +49,7 @@ HEALTHY = (
     Healthy("an elastic restart", "plain", again=True, restarts=_elastic),
     Healthy("a requeued job", "plain", again=True, restarts=start_by_slurm),
 )
-# Jobs that stand still for the whole time, and of which `diagnose` says why.
+# Jobs that stand still all the time; `diagnose` notes why.
 QUIET = (
     Healthy("an idle server that accepts", "idle_accept", note="idle"),
     Healthy("an idle server of asyncio", "idle_asyncio", note="idle"),

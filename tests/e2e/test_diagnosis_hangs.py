@@ -59,7 +59,7 @@ def test_a_daemon_that_comes_late_names_the_culprit(corpus: Corpus, late_daemon:
     check(CASES[name], observe(late_daemon, CASES[name], corpus.kept[name]))
 
 
-# The last one of these that needs the job.
+# The last test that needs the job.
 def test_a_job_that_hung_until_it_was_ended_keeps_its_story(corpus: Corpus) -> None:
     corpus.outcome(CASES["lock"])
     ranks = corpus.kept["lock"]

@@ -16,14 +16,11 @@ from probing.api.errors import CorruptTarget, UnsupportedTarget, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.flight_recorder.report import Dump, RecordRow
 from probing.daemon.processes.procfs import clean_text
-from probing.diagnosis.flight_recorder.dump import load_dump
+from probing.diagnosis.flight_recorder.dump import MAX_FILE, MAX_RECORDS, load_dump
 
 __all__ = ("dump_rows", "handlers")
 
 T = TypeVar("T")
-MAX_FILE = 64 << 20
-# Ten times the default size of torch's buffer; a larger dump gives its newest records.
-MAX_RECORDS = 20_000
 MAX_TENSORS = 256
 MAX_DIMENSIONS = 16
 MAX_FRAMES = 64

@@ -103,22 +103,22 @@ class WaitReader:
         }
 
     def _awaited(self, call: SystemCall, arguments: list[int]) -> list[int]:
-        """Returns the descriptors that a call is about, one of a socket that listens first."""
+        """Returns the descriptors that a call is about; a socket that listens comes first."""
         fds = _descriptors(call, arguments, self._memory)
-        if call.name.startswith("epoll_") and self._link(fds) == _EPOLL:
+        if call.name.startswith("epoll_") and fds and self._link(fds[0]) == _EPOLL:
             fds += [int(fd) for fd in _WATCHED.findall(_text(self._target, f"fdinfo/{fds[0]}", MAX_POLLED * 80))]
             fds = fds[: MAX_POLLED + 1]
         listener = next((fd for fd in fds if self._listens(fd)), None) if len(fds) > 1 else None
         return fds if listener is None else [listener, *(fd for fd in fds if fd != listener)]
 
-    def _link(self, fds: list[int]) -> str:
+    def _link(self, fd: int) -> str:
         try:
-            return clean_text(self._target.link(f"fd/{fds[0]}"), MAX_PATH) if fds else ""
+            return clean_text(self._target.link(f"fd/{fd}"), MAX_PATH)
         except ProbingError:
             return ""
 
     def _listens(self, fd: int) -> bool:
-        link = self._link([fd])
+        link = self._link(fd)
         return link.startswith("socket:") and self._sockets.described(link).listens
 
     def _descriptor(self, fd: int) -> _Place:
@@ -215,7 +215,7 @@ def _holder(tid: int, pid: int) -> str:
 
 
 def lock_holder(table: bytes, waiters: set[int]) -> int | None:
-    """Returns the process that holds the lock that one of ``waiters`` awaits, by /proc/locks; None if not known."""
+    """Returns the holder of the lock that a thread of ``waiters`` awaits, by /proc/locks; None if not known."""
     holders: dict[bytes, int] = {}
     for number, waits, text in _LOCK.findall(table):
         if not waits:

@@ -1,4 +1,4 @@
-"""``diagnose --flight-recorder`` on dumps that PyTorch itself writes: gloo ranks, one of which is elsewhere."""
+"""``diagnose --flight-recorder`` on PyTorch's own dumps of three gloo ranks, of which rank 1 is elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if rank != 1:
 while True:
     time.sleep(0.1)
     dump = _dump_fr_trace()
-    # Seven calls: five of all ranks, one of the pair, one that hangs.
+    # Seven calls: five of all ranks, the one of the pair, and the last, which hangs.
     if rank == 1 or dump.count(b"time_created_ns") and len(__import__("pickle").loads(dump)["entries"]) >= 7:
         break
 draft = folder / f"{rank}.draft"

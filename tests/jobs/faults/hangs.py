@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import filelock
@@ -129,16 +130,25 @@ def record_metrics(guard: threading.Lock) -> None:
 
 def file_lock(job: Job) -> None:
     """A process that is left of an earlier job holds the lock of the cache that rank 1 wants."""
+    train_then(job, prepare_dataset)
+
+
+def polled_lock(job: Job) -> None:
+    """The same by the package filelock, which polls."""
+    train_then(job, download_dataset)
+
+
+def train_then(job: Job, take: Callable[[Path], None]) -> None:
     job.train()
     if job.rank == 1:
         path = left_of_an_earlier_job(job)
         job.begin()
-        prepare_dataset(path)
+        take(path)
     job.go_on()
 
 
 def left_of_an_earlier_job(job: Job) -> Path:
-    """Returns a file whose lock a process of its own holds from now on."""
+    """Returns a file whose lock another process holds from now on."""
     path = job.folder / "cache.lock"
     path.touch()
     holder = subprocess.Popen((sys.executable, "-c", HOLDER, str(path)), stdout=subprocess.PIPE)
@@ -150,16 +160,6 @@ def left_of_an_earlier_job(job: Job) -> Path:
 def prepare_dataset(path: Path) -> None:
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-
-
-def polled_lock(job: Job) -> None:
-    """The same by the package filelock, which polls."""
-    job.train()
-    if job.rank == 1:
-        path = left_of_an_earlier_job(job)
-        job.begin()
-        download_dataset(path)
-    job.go_on()
 
 
 def download_dataset(path: Path) -> None:

@@ -155,7 +155,7 @@ def idle_queue(job: Job) -> None:
 
 
 def serve(job: Job, next_request: Callable[[], object], server: socket.socket) -> None:
-    """Hands out ``BUSY`` requests of its own, then those that come: there is none before the job is to end."""
+    """Hands out ``BUSY`` requests of its own, then waits for a request: none comes before the job is to end."""
     for _ in range(BUSY):
         time.sleep(STEP_S)
         dist.broadcast(torch.ones(3), src=0)

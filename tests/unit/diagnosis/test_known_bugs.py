@@ -29,7 +29,7 @@ def stack(*functions: str, main: bool = True) -> Thread:
 
 
 def test_a_function_on_the_stack_of_a_rank_names_the_bug() -> None:
-    # In a call of NCCL it counts as one that has joined, so nobody is to blame.
+    # A rank in a call of NCCL counts as joined, so nobody is to blame.
     (line,) = evidence(stack("ncclLocalOpAppend", "ncclProxySaveOp", "ncclAllReduce"))
     assert evidence(stack("ncclLocalOpAppend", "mine")) == [line]
     assert line.startswith("rank 1 is in ncclLocalOpAppend: it may be a known bug. NCCL before 2.29.3 ")
