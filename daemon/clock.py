@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-__all__ = ("Clock", "ClockPair", "FakeClock", "SystemClock")
+__all__ = ("Clock", "ClockPair", "FakeClock", "SystemClock", "until_next")
 # The read with the least time between its ends counts.
 _READS = 4
 
@@ -31,6 +31,18 @@ class ClockPair(NamedTuple):
     def boot_to_utc_ns(self) -> int:
         """The offset from time since boot to UTC, ns."""
         return self.real_ns - self.boot_ns
+
+
+def until_next(interval_s: float) -> float:
+    """Returns the seconds until the next multiple of ``interval_s`` on CLOCK_MONOTONIC, and no less than a part of it.
+
+    Threads of all processes that wait so wake up together: that costs half of what it costs each by itself (the CPU
+    leaves its idle state once, and its caches are warm).
+    """
+    if interval_s <= 0.0:
+        return 0.0
+    left = interval_s - time.monotonic() % interval_s
+    return left if left > interval_s / 8 else left + interval_s
 
 
 class Clock(Protocol):

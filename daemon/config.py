@@ -121,7 +121,7 @@ class QueryConfig(NamedTuple):
     timeout_s: float = _option(30.0, "deadline of a query that names none, and of those that are not streamed", 0.1)
     unread_s: float = _option(300.0, "seconds that an answer waits for a client that takes no rows", 0.1)
     memory_bytes: int = _option(1 << 30, "memory of one SQL worker", 64 << 20)
-    workers: int = _option(2, "SQL workers kept warm", 1)
+    workers: int = _option(1, "SQL workers kept warm; more start when queries overlap", 1)
     views_dir: str = _option("/etc/probingd/views.d", "directory of views that users write; NAME.sql with one SELECT")
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from probing.api.errors import ProbingError
+from probing.daemon.clock import until_next
 
 __all__ = ("Worker",)
 
@@ -14,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Calls ``turn`` at the start, ``interval_s`` after each turn, and as soon as ``wake`` was called.
+    """Calls ``turn`` at the start, then every ``interval_s`` seconds, and as soon as ``wake`` was called.
 
     A turn that raises is logged, and does not end the thread. ``patience_s``: how long ``stop`` waits for a turn in
     progress, in s; None: until it ends.
@@ -62,4 +63,4 @@ class Worker:
                 _log.warning("%s: %s", self._thread.name, e.message)
             except Exception:  # one strange process must not end the work for the others
                 _log.exception("a turn of %s failed", self._thread.name)
-            self._wake.wait(self._interval_s())
+            self._wake.wait(until_next(self._interval_s()))

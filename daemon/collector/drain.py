@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from probing.api.errors import StoreError
 from probing.daemon.bpf.ring import Drained, Ring
-from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.clock import Clock, ClockPair, until_next
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.source import Loss, RingConsumer
 from probing.daemon.store.format import Positions, RingPosition
@@ -30,6 +30,11 @@ __all__ = ("DrainLoop", "Log", "Positions")
 
 # How often the loop looks for work, s: a look is cheaper than a wakeup for each record.
 LOOK_S = 0.1
+# The same while no ring gets in a second as much as one part in QUIET_SHARE of its size.
+QUIET_LOOK_S = 0.5
+QUIET_SHARE = 8
+# A ring of fewer records is looked at each LOOK_S: a job that begins to work at full speed could fill it meanwhile.
+QUIET_RECORDS = 256
 # The same while a ring fills quickly: the records of that time must fit.
 SOON_S = 0.01
 # How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
@@ -41,8 +46,8 @@ FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
 # How long the drain waits before it offers a refused record to the log again, s: at first, and at most.
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
-# Looks between two garbage collections: CPython collects none by itself here (``collector.process``).
-GC_LOOKS = 1200
+# Between two garbage collections, s: CPython collects none by itself here (``collector.process``).
+GC_S = 120.0
 _log = logging.getLogger(__name__)
 
 
@@ -95,6 +100,7 @@ class DrainLoop:
         self._shares = {name: self._consumers[name].full_share or FULL_SHARE for name in self._rings}
         self._rests = {name: self._consumers[name].rest_s or REST_S for name in self._rings}
         self._drained = dict.fromkeys(self._rings, 0.0)
+        self._can_rest = all(ring.records_in(ring.size) >= QUIET_RECORDS for ring in self._rings.values())
         # Where each ring ended at the last look, and when that was.
         self._ends = {name: ring.end for name, ring in self._rings.items()}
         self._looked = time.monotonic()
@@ -130,7 +136,7 @@ class DrainLoop:
 
     def run(self) -> None:
         """Drain until ``stop``. An error of the store is kept as ``failure`` and the drain tried again."""
-        looks = 0
+        collected = time.monotonic()
         while not self._stopped:
             asked = self._look()
             for step in self._each_look:
@@ -138,9 +144,9 @@ class DrainLoop:
             self._moved = time.monotonic()
             if due := set(self._rings) if asked else self._due():
                 self._drain(due)
-            looks += 1
-            if looks % GC_LOOKS == 0:
+            if time.monotonic() >= collected + GC_S:
                 gc.collect()
+                collected = time.monotonic()
         self._takes = None
         self._retry_at = 0.0
         self._drain(set(self._rings))
@@ -150,8 +156,7 @@ class DrainLoop:
         if self._held:
             # A flush waits for held records, too.
             time.sleep(SOON_S)
-        soon = self._fills_soon()
-        asked = self._wake.wait(SOON_S if self._held or (soon and self.failure is None) else LOOK_S)
+        asked = self._wake.wait(SOON_S if self._held else self._pause())
         self._wake.clear()
         return asked
 
@@ -266,16 +271,17 @@ class DrainLoop:
             or ring.backlog * self._shares[name] >= ring.size
         }
 
-    def _fills_soon(self) -> bool:
-        """Returns whether a ring, at the rate since the last call, will be full in four looks."""
+    def _pause(self) -> float:
+        """Returns the seconds until the next look, by how fast the rings filled since the last call."""
         now = time.monotonic()
-        looks = 4 * LOOK_S / max(now - self._looked, 0.001)
+        elapsed = max(now - self._looked, 0.001)
         ends = {name: ring.end for name, ring in self._rings.items()}
-        before, self._ends, self._looked = self._ends, ends, now
-        return any(
-            (ends[name] - before[name]) * looks > ring.size - (ends[name] - ring.position)
-            for name, ring in self._rings.items()
-        )
+        rates = {name: (end - self._ends[name]) / elapsed for name, end in ends.items()}
+        self._ends, self._looked = ends, now
+        if any(rates[name] * 4 * LOOK_S > ring.size - ring.backlog for name, ring in self._rings.items()):
+            return SOON_S if self.failure is None else LOOK_S
+        quiet = self._can_rest and all(rates[n] * QUIET_SHARE < ring.size for n, ring in self._rings.items())
+        return until_next(QUIET_LOOK_S) if quiet else LOOK_S
 
     def _drain(self, due: set[str]) -> None:
         if time.monotonic() >= self._retry_at:

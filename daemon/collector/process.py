@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 
+from probing.daemon.clock import until_next
 from probing.daemon.collector.collector import Collector
 from probing.daemon.config import Config
 from probing.daemon.confined.sandbox import restrict
@@ -18,9 +19,9 @@ from probing.daemon.supervisor.stopping import stop_on_signal
 
 __all__ = ("main",)
 
-_CHECK_S = 0.5
+_CHECK_S = 1.0
 # The status that systemd shows may be so old, in checks.
-_STATUS_CHECKS = 4
+_STATUS_CHECKS = 2
 
 
 def main() -> int:
@@ -43,7 +44,7 @@ def main() -> int:
         status = Status(collector.summary)
         status.ready()
         checks = 0
-        while not ended.wait(_CHECK_S):
+        while not ended.wait(until_next(_CHECK_S)):
             collector.complete()
             collector.check()
             watch.step()

@@ -8,14 +8,17 @@ import select
 import threading
 from collections.abc import Callable, Iterable
 
+from probing.daemon.clock import until_next
+
 __all__ = ("Ticker",)
 
 _log = logging.getLogger(__name__)
 
 
 class Ticker:
-    """A thread that calls each of ``steps`` every ``interval_s`` seconds. A step that fails is logged and called again.
+    """A thread that calls each of ``steps`` every ``interval_s`` seconds, at the same moments as other tickers do.
 
+    A step that fails is logged and called again.
     With ``wakes`` (descriptors) it sleeps until one is readable: the events of an interval are handled together.
     """
 
@@ -49,7 +52,7 @@ class Ticker:
         os.close(self._end)
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval_s()):
+        while not self._stopped.wait(until_next(self._interval_s())):
             if self._wakes:
                 self._poll.poll()
             for step in self._steps:

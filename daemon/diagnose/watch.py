@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from probing.api.errors import NotFound, ProbingError
+from probing.daemon.clock import until_next
 from probing.daemon.config import DiagnoseConfig
 from probing.daemon.diagnose.gate import JobNow, jobs_of
 from probing.daemon.diagnose.lifecycle import JobFindings, LookResult
@@ -228,6 +229,7 @@ class JobWatch:
             except Exception:
                 _log.exception("the watch of jobs failed")
                 pause = POLL_S
+            pause = min(pause, until_next(POLL_S))
             if self._looking and pause:
                 wait([one.facts for one in self._looking], pause, FIRST_COMPLETED)
             else:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from probing.api.errors import InternalError, ProbingError, TargetTimeout
 from probing.daemon.ipc import Channel, connect
 
-__all__ = ("TRANSFER_S", "Connections")
+__all__ = ("IDLE_S", "TRANSFER_S", "Connections")
 
 # A fresh process may take so long until its first answer on a busy machine.
 START_TIMEOUT_S = 120.0
@@ -23,9 +23,9 @@ START_TIMEOUT_S = 120.0
 TRANSFER_S = 1.0
 # Between two attempts to start a process that cannot start, s: at first, and at most.
 RETRY_S, MAX_RETRY_S = 0.5, 30.0
-# Only the first process is started with the daemon: the others would delay its start. Until AHEAD_S another one starts
-# when no connection was free for BLOCKED_S, about what a process needs to start.
-AHEAD_S, BLOCKED_S = 2.0, 0.2
+# Another process starts when no connection was free for BLOCKED_S, about what a process needs to start, and ends after
+# IDLE_S without use.
+BLOCKED_S, IDLE_S = 0.2, 60.0
 # A late process may finish for as long as the last one took to start, within these bounds, s.
 MIN_LATE_S, MAX_LATE_S = 0.2, 20.0
 _log = logging.getLogger(__name__)
@@ -34,24 +34,22 @@ _log = logging.getLogger(__name__)
 class Connections:
     """Up to ``size`` connections to confined processes named ``name``. Safe for any thread.
 
-    A thread in the background opens them ahead: one at once, the others after AHEAD_S or when none is free. Without
-    ``at_once`` the first is one of those others. With ``idle_s`` it opens one only when a caller waits for it, and
-    closes all after ``idle_s`` seconds without use.
+    A thread in the background opens ``kept`` of them at once, and the others when a caller waits: each costs memory.
+    It closes those others after ``idle_s`` seconds without use.
     """
 
-    def __init__(self, path: str, size: int, name: str, idle_s: float | None = None, *, at_once: bool = True) -> None:
+    def __init__(self, path: str, size: int, name: str, *, kept: int = 1, idle_s: float = IDLE_S) -> None:
         self._path = path
         self._size = size
         self._name = name
+        self._kept = kept
         self._idle_s = idle_s
-        self._at_once = at_once
         self._changed = threading.Condition()
         self._waiting = 0
         # Since when more callers wait than connections are free, on time.monotonic().
         self._blocked: float | None = None
-        self._used = 0.0
-        self._begun = time.monotonic()
-        self._idle: list[Channel] = []
+        # The last one was used last; with the time of its release, on time.monotonic().
+        self._idle: list[tuple[Channel, float]] = []
         self._live = 0
         self._opening: Channel | None = None
         self._pids: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
@@ -71,7 +69,7 @@ class Connections:
                 # Its process may not start any more: systemd starts none of a socket that is about to stop.
                 self._opening.hang_up()
             self._changed.notify_all()
-        for channel in idle:
+        for channel, _ in idle:
             channel.close()
         self._keeper.join(START_TIMEOUT_S)
 
@@ -93,7 +91,7 @@ class Connections:
                     if left <= 0:
                         raise self._none_free()
                     self._changed.wait(left)
-                return self._idle.pop()
+                return self._idle.pop()[0]
             finally:
                 self._waiting -= 1
                 self._note_blocked()
@@ -103,15 +101,14 @@ class Connections:
         with self._changed:
             if not self._idle or self._closed:
                 return None
-            channel = self._idle.pop()
+            channel, _ = self._idle.pop()
             self._note_blocked()
             return channel
 
     def release(self, channel: Channel) -> None:
         with self._changed:
             if not self._closed:
-                self._idle.append(channel)
-                self._used = time.monotonic()
+                self._idle.append((channel, time.monotonic()))
                 self._note_blocked()
                 # All: the keeper waits for the same condition, and would swallow a single wake-up.
                 self._changed.notify_all()
@@ -166,29 +163,25 @@ class Connections:
                     return True
                 # Each change may change when the next one is due.
                 self._changed.wait(self._idle_s if due is None else due - now)
-                self._end_idle()
+                self._end_idle(time.monotonic())
             return False
 
     def _due(self) -> float | None:
         """Returns when the next connection is to be opened, on time.monotonic(). None: not as things are."""
-        if self._live >= self._size:
+        if self._live < self._kept:
+            return 0.0
+        if self._live >= self._size or self._blocked is None:
             return None
-        if self._idle_s is not None:
-            return self._blocked
-        if not self._live and (self._at_once or self._blocked is not None):
-            return self._begun
-        ahead = self._begun + AHEAD_S
-        return ahead if self._blocked is None else min(ahead, self._blocked + BLOCKED_S)
+        return self._blocked + (BLOCKED_S if self._live else 0.0)
 
     def _note_blocked(self) -> None:
         """Notes the moment when callers wait for more connections than are free, or that none does."""
         self._blocked = time.monotonic() if self._waiting > len(self._idle) else None
 
-    def _end_idle(self) -> None:
-        if self._idle_s is not None and time.monotonic() - self._used >= self._idle_s:
-            while self._idle:
-                self._idle.pop().close()
-                self._live -= 1
+    def _end_idle(self, now: float) -> None:
+        while self._idle and self._live > self._kept and now - self._idle[0][1] >= self._idle_s:
+            self._idle.pop(0)[0].close()
+            self._live -= 1
 
     def pid_of(self, channel: Channel) -> int:
         """The pid of the process at the other end; 0 when it did not report one."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
-from probing.daemon.processes.connections import TRANSFER_S, Connections
+from probing.daemon.processes.connections import IDLE_S, TRANSFER_S, Connections
 
 __all__ = ("ParserPool",)
 
@@ -24,12 +24,12 @@ MAX_CACHED_FILES, MAX_CACHED_SYMBOLS = 256, 8_192
 class ParserPool:
     """Parses files in processes without rights at ``socket_path``. Safe for any thread.
 
-    ``size`` of them are kept warm; without ``at_once`` the first starts with the first file, or soon. With ``idle_s``
-    they are started for a file, and end after ``idle_s`` seconds without use.
+    Of ``size`` parsers ``kept`` wait for files all the time. The others start for a file, and end after ``idle_s``
+    seconds without use.
     """
 
-    def __init__(self, socket_path: str, size: int = 1, *, idle_s: float | None = None, at_once: bool = True) -> None:
-        self._pool = Connections(socket_path, size, "parser", idle_s, at_once=at_once)
+    def __init__(self, socket_path: str, size: int = 1, *, kept: int = 1, idle_s: float = IDLE_S) -> None:
+        self._pool = Connections(socket_path, size, "parser", kept=kept, idle_s=idle_s)
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[Any, ...], dict[str, Any] | UnsupportedTarget] = OrderedDict()
 

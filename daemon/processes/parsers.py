@@ -23,8 +23,8 @@ class ParserPools:
 
     def __init__(self, socket_path: str) -> None:
         self.libraries = ParserPool(socket_path)
-        self.stacks = ParserPool(socket_path, at_once=False)
-        self.files = ParserPool(socket_path, idle_s=FILES_IDLE_S)
+        self.stacks = ParserPool(socket_path, kept=0)
+        self.files = ParserPool(socket_path, kept=0, idle_s=FILES_IDLE_S)
 
     def close(self) -> None:
         for pool in (self.libraries, self.stacks, self.files):

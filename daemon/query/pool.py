@@ -25,7 +25,9 @@ GRACE_S = 1.0
 # A worker that is not warm after so long hangs, s.
 START_S = 120.0
 # A worker beyond the warm ones ends when it was not needed for so long, s: a start costs more CPU than most queries.
-SPARE_S = 30.0
+SPARE_S = 60.0
+# A query that has run for so long is not about to end: another worker starts, so that the next one need not wait, s.
+LONG_S = 0.5
 # The error when a worker ends before it has answered, by role.
 _ENDED: dict[str, tuple[type[QueryError], str, str]] = {
     "query": (
@@ -43,6 +45,7 @@ class _Worker:
     started: float
     warm: bool = False
     queries: int = 0
+    began: float = -math.inf
     deadline: float = math.inf
     idle_since: float = math.inf
 
@@ -55,7 +58,7 @@ class WorkerPool:
     time to start. Workers that were started while all others were busy are kept for SPARE_S.
     """
 
-    def __init__(self, path: str, *, warm: int = 2, renew_after: int = 1_000, role: str = "query") -> None:
+    def __init__(self, path: str, *, warm: int = 1, renew_after: int = 1_000, role: str = "query") -> None:
         """``role``: ``query`` or ``gate``."""
         self._path = path
         self._role = role
@@ -84,10 +87,10 @@ class WorkerPool:
                     worker.channel.hang_up()
             spare = [worker for worker in self._idle[: -self._warm] if now - worker.idle_since >= SPARE_S]
             self._idle = [worker for worker in self._idle if worker not in spare]
-            # One worker must be ready while all others are busy.
             idle, busy = len(self._idle), len(self._busy)
             warm = self._warm if most is None else min(self._warm, most)
-            missing = 0 if self._closed else max(warm - idle - busy, 1 - idle)
+            soon_idle = sum(now - worker.began < LONG_S for worker in self._busy)
+            missing = 0 if self._closed else max(warm - idle - busy, 1 - idle - soon_idle)
         for worker in spare:
             worker.channel.close()
         with contextlib.suppress(ChannelClosed):
@@ -139,7 +142,7 @@ class WorkerPool:
                     raise ChannelClosed("the worker ended")
                 self._warm_up(worker, deadline, cancelled)
                 worker.queries += 1
-                worker.deadline = deadline
+                worker.began, worker.deadline = time.monotonic(), deadline
                 worker.channel.send(dict(header), payload, timeout=max(deadline - time.monotonic(), 0.001))
                 return worker
             except ChannelClosed as e:

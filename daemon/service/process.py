@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import grpc
 
 from probing.api.errors import ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.clock import until_next
 from probing.daemon.config import Config, shown
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import SERVICE
@@ -83,11 +84,10 @@ async def _serve(config: Config, doors: Doors) -> None:
     rounds, whole = 0, False
     while not stop.is_set():
         watch.step()
-        for workers in (gate, pool):
-            await asyncio.to_thread(workers.fill, None if whole else 1)
+        await asyncio.to_thread(_fill, (gate, pool), None if whole else 1)
         ready = whole or rounds == MOST_ROUNDS or await asyncio.to_thread(_collects, collector)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), REFILL_S)
+            await asyncio.wait_for(stop.wait(), until_next(REFILL_S))
         rounds += 1
         if ready and not whole:
             whole = True
@@ -104,6 +104,11 @@ async def _serve(config: Config, doors: Doors) -> None:
     gate.close()
     collector.close()
     service.close()
+
+
+def _fill(pools: Iterable[WorkerPool], most: int | None) -> None:
+    for pool in pools:
+        pool.fill(most)
 
 
 def _collects(collector: CollectorClient) -> bool:

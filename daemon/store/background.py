@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, StoreError
+from probing.daemon.clock import until_next
 from probing.daemon.store.state import StoreState
 
 __all__ = ("Background",)
@@ -69,7 +70,7 @@ class Background:
 
     def _maintain_loop(self) -> None:
         while not self._stopped.is_set():
-            self._woken.wait(_MAINTAIN_S)
+            self._woken.wait(until_next(_MAINTAIN_S))
             self._woken.clear()
             if self._stopped.is_set():
                 return

@@ -1,7 +1,8 @@
 """Chooses what is read each second: watched processes, their threads, and the busiest other processes of the node.
 
 The others are found by glances: a slice of all processes each second. So the work of a second is bounded, whatever
-the node runs, and a noisy neighbour is known after half a minute.
+the node runs, and a noisy neighbour is known after half a minute. A process that uses no CPU, such as a rank that
+waits, is read the less often the longer that lasts, every 8 turns at least.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ ROLES = ("trainer", "data_loader", "launcher")
 _LIST_TURNS = 30
 _NEW_THREADS_TURNS = 5
 _PIDS_TURNS = 10
+# Readings without CPU time after which a process is read half as often, twice, and three times.
+_STILL = (4, 5, 6)
 # A look at all processes, fewer than 4,096, takes so long.
 _ROUND_TURNS = 32
 _Key = tuple[int, int]
@@ -34,7 +37,10 @@ _Key = tuple[int, int]
 
 @dataclass(slots=True)
 class Watched:
-    """A process and its threads: ``busy`` are read closely, ``active`` ones each turn, and of all ``tids`` some."""
+    """A process and its threads: ``busy`` are read closely, ``active`` ones each turn, and of all ``tids`` some.
+
+    ``still``: how many readings in a row showed no CPU time.
+    """
 
     who: Identity
     busy: list[int]
@@ -43,6 +49,11 @@ class Watched:
     turned: int = 0
     listed: int = -_LIST_TURNS
     threads: int = 0
+    still: int = 0
+
+    def every(self) -> int:
+        """Returns in which turns it is read: in each, or in one of 2, 4 or 8."""
+        return 1 << sum(self.still >= readings for readings in _STILL)
 
     def rest(self) -> list[int]:
         """The other threads that are read in this turn: all active ones, and a quarter of the idle ones, at most 32."""
@@ -66,14 +77,18 @@ class Selection:
         self.left_out = 0
 
     def request(self, live: Sequence[Identity]) -> dict[str, Any]:
-        """Returns the arguments of the request ``usage`` for the processes ``live`` and the busiest others."""
+        """Returns the arguments of the request ``usage`` for the processes ``live`` and the busiest others; none where
+        no watched process is to be read in this turn."""
         self._turn += 1
         self.left_out = max(0, len(live) - MAX_WATCHED)
         self._watched = {(who.pid, who.start_ns): self._of(who) for who in live[:MAX_WATCHED]}
         targets = [
             self._target(key, watched, threads=n < MAX_WITH_THREADS)
             for n, (key, watched) in enumerate(self._watched.items())
+            if self._turn % watched.every() == 0
         ]
+        if not targets:
+            return {}
         self._others = {key: share for key, share in self._others.items() if key not in self._watched}
         targets += [[*key, False, False, [], [key[0]]] for key in self._others]
         return {"targets": targets, "glances": self._glances(), "pids": self._turn % _PIDS_TURNS == 1}
@@ -97,14 +112,18 @@ class Selection:
             if key in self._watched:
                 self._watched[key].threads = count
 
-    def busiest(self, threads: Mapping[_Key, Mapping[int, float]], others: Mapping[_Key, float]) -> None:
-        """Takes the parts of a CPU that threads of watched processes wanted, busiest first, and that others used."""
+    def busiest(self, threads: Mapping[_Key, Mapping[int, float]], processes: Mapping[_Key, float]) -> None:
+        """Takes the parts of a CPU that threads of watched processes wanted, busiest first, and that processes used."""
         for key, watched in self._watched.items():
-            shares = {tid: share for tid, share in threads.get(key, {}).items() if tid != key[0]}
+            if key not in processes:
+                continue  # not read in this turn, or for the first time
+            wanted = threads.get(key, {})
+            watched.still = 0 if wanted or processes[key] else watched.still + 1
+            shares = {tid: share for tid, share in wanted.items() if tid != key[0]}
             busy = [tid for tid, share in shares.items() if share >= LEAST_SHARE][:MAX_BUSY]
             watched.busy = [key[0], *busy]
             watched.active = [tid for tid in shares if tid not in busy][:MAX_ACTIVE]
-        found = {key: share for key, share in others.items() if share >= LEAST_SHARE and key not in self._watched}
+        found = {key: share for key, share in processes.items() if share >= LEAST_SHARE and key not in self._watched}
         self._others = dict(sorted(found.items(), key=lambda item: -item[1])[:MAX_OTHERS])
 
     def _of(self, who: Identity) -> Watched:

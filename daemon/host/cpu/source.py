@@ -71,6 +71,8 @@ class CpuSource(Source):
         if not live:
             return  # nothing trains: nobody asks who competes
         request = self._selection.request(live)
+        if not request:
+            return
         try:
             answer = self._readers.call("usage", timeout=TIMEOUT_S, timeout_ms=int(TIMEOUT_S * 500), **request)
         except ProbingError as e:

@@ -61,7 +61,7 @@ def test_a_refused_file_is_not_parsed_again(parser_pool: ParserPool, tmp_path: P
 
 
 def test_a_parser_for_rare_files_ends_when_it_is_idle(parser_listener: Listener) -> None:
-    made = ParserPool(parser_listener.path, idle_s=0.1)
+    made = ParserPool(parser_listener.path, kept=0, idle_s=0.1)
     try:
         for number in (1, 2):
             with pytest.raises(CorruptTarget):

@@ -242,7 +242,6 @@ def test_a_target_that_blocks_its_reader(
     listener: Listener, pool: ReaderPool, stuck: list[Stuck], sleeper: subprocess.Popen[bytes]
 ) -> None:
     target = stuck[0]
-    until(lambda: len(listener.processes) == 2)
     pool.call("ping", timeout=PATIENCE)
     # WHEN it is read with a deadline
     with pytest.raises(TargetTimeout):
@@ -253,7 +252,7 @@ def test_a_target_that_blocks_its_reader(
         pool.call("identity", pid=target.pid, start_ns=target.start_ns, timeout=PATIENCE)
     # AND the reader that was stuck ends although its target never answered, and there is another
     until(lambda: any(p.poll() is not None for p in listener.processes))
-    until(lambda: len(listener.processes) == 3)
+    until(lambda: len(listener.processes) == 2)
     # AND others are served meanwhile
     for _ in range(10):
         assert pool.call("identity", pid=sleeper.pid, timeout=PATIENCE).header["pid"] == sleeper.pid
@@ -308,7 +307,7 @@ def test_a_waiting_caller_gets_the_process_that_becomes_free() -> None:
     pool = Connections.__new__(Connections)
     pool._changed = threading.Condition()
     pool._idle, pool._live, pool._size, pool._closed, pool._failure = [], 1, 1, False, None
-    pool._waiting, pool._used, pool._idle_s, pool._blocked = 0, 0.0, None, None
+    pool._waiting, pool._blocked = 0, None
     keeper_waits = threading.Event()
 
     def keeper() -> None:
@@ -371,15 +370,15 @@ def test_many_at_once_when_readers_are_killed(
     assert all(isinstance(answers[key], Message) for key in keys)
 
 
-def test_another_process_starts_where_none_is_free(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probing.daemon.processes.connections.AHEAD_S", 1e6)
-    for at_once in (True, False):
-        pool = Connections(listener.path, 2, "reader", at_once=at_once)
-        channels = [pool.acquire(time.monotonic() + PATIENCE) for _ in range(2)]
-        assert len({pool.pid_of(channel) for channel in channels} - {0}) == 2
-        pool.close()
-        for channel in channels:
-            pool.release(channel)
+@pytest.mark.parametrize("kept", [0, 1])
+def test_another_process_starts_where_none_is_free_and_ends_when_idle(listener: Listener, kept: int) -> None:
+    pool = Connections(listener.path, 2, "reader", kept=kept, idle_s=0.1)
+    channels = [pool.acquire(time.monotonic() + PATIENCE) for _ in range(2)]
+    assert len({pool.pid_of(channel) for channel in channels} - {0}) == 2
+    for channel in channels:
+        pool.release(channel)
+    until(lambda: len([p for p in listener.processes if p.poll() is None]) == kept)
+    pool.close()
 
 
 def test_many_at_once_without_readers(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair, FakeClock
 from probing.daemon.collector import drain as drain_module
 from probing.daemon.collector import status as status_module
-from probing.daemon.collector.drain import DrainLoop, Positions
+from probing.daemon.collector.drain import LOOK_S, SOON_S, DrainLoop, Positions
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.status import Status
 from probing.daemon.source import Loss, RingConsumer
@@ -349,21 +349,29 @@ def test_a_loss_that_goes_on_while_the_log_is_full_is_one_row(machine: Machine) 
     assert losses["ts_to"].cast(pa.int64()).to_pylist() == [23, 5]
 
 
-def test_a_ring_is_looked_at_soon_when_it_fills_quickly_only(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
+def test_rings_are_looked_at_the_more_often_the_faster_they_fill(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.25]
     monkeypatch.setattr("probing.daemon.collector.drain.time.monotonic", lambda: now[0])
     loop = machine.loop()
 
-    def look(records: int) -> bool:
-        """A tenth of a second later, with so many records more."""
+    def pause(records: int) -> float:
+        """After a second in which ``records`` came."""
         machine.push(*range(records))
-        now[0] += 0.1
-        return loop._fills_soon()
+        now[0] += 1.0
+        return loop._pause()
 
-    # 256 records fit: 40 that wait are no hurry, and neither are 11 in each look.
-    assert not look(40)
-    assert not any(look(11) for _ in range(5))
-    assert look(53)
+    # 256 records fit: 31 a second are no hurry, and 33 little.
+    assert pause(0) == pause(31) == 0.25
+    assert pause(33) == LOOK_S
+    # 64 wait; with 150 more a second it is full in four looks.
+    assert pause(150) == SOON_S
+    machine.ring.commit(machine.ring.end)
+    assert pause(0) == 0.25
+    # WHEN a ring has so few records that a job's first half second could fill it
+    loop._can_rest = False
+    assert pause(0) == LOOK_S
 
 
 def test_a_ring_that_is_full_has_no_other_drained(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

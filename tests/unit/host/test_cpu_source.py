@@ -98,8 +98,8 @@ def test_a_blocked_thread_has_a_row_though_it_does_nothing(tmp_path: Path, monke
 
 def test_the_busiest_others_are_known_and_no_idle_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(tmp_path, monkeypatch, trainer())
-    watch.proc.process(11)
     for turn in range(8):
+        watch.proc.process(11, user=turn)
         for pid in range(20, 60):
             spent = turn * pid if pid >= 40 else 0
             watch.proc.process(pid, name=b"hog", user=spent, flags=0x200000 if pid == 59 else 0)
@@ -192,7 +192,7 @@ def test_active_threads_are_read_each_turn_and_idle_ones_in_turn() -> None:
     tids = list(range(11, 11 + 200))
     selection.listed([], {"11": tids})
     wanted = {tid: 1.0 / tid for tid in range(20, 30)} | dict.fromkeys(range(30, 90), 0.002)
-    selection.busiest({(11, START): wanted}, {})
+    selection.busiest({(11, START): wanted}, {(11, START): 0.5})
     seen: set[int] = set()
     for _ in range(6):
         ((*_, busy, rest),) = selection.request([trainer()])["targets"]
@@ -202,6 +202,19 @@ def test_active_threads_are_read_each_turn_and_idle_ones_in_turn() -> None:
         seen |= {*busy, *rest}
     assert len(busy) == MAX_BUSY + 1
     assert seen == set(tids)
+
+
+def test_a_process_that_uses_no_cpu_is_read_ever_more_rarely_until_it_does() -> None:
+    selection, read = Selection(), []
+    for turn in range(1, 33):
+        if selection.request([trainer()]):
+            read.append(turn)
+            selection.busiest({}, {(11, START): 0.0})
+    assert read == [1, 2, 3, 4, 6, 8, 16, 24, 32]
+    # WHEN a thread of it waits for a CPU
+    selection.busiest({(11, START): {12: 0.002}}, {(11, START): 0.0})
+    # THEN it is read each turn
+    assert selection.request([trainer()])
 
 
 def test_of_very_many_trainers_only_some_have_their_threads_read() -> None:

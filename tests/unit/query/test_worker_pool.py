@@ -110,8 +110,16 @@ def test_a_spare_worker_is_kept_until_it_was_not_needed_for_a_while(
     pool: WorkerPool, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener.may_start.set()
+    # GIVEN a query that has just begun on the only warm worker: it is about to end
+    running = pool.run({"holds": True}, b"", deadline=time.monotonic() + 60, cancelled=lambda: False)
+    next(running)
+    monkeypatch.setattr("probing.daemon.query.pool.LONG_S", 60.0)
+    pool.fill()
+    assert len(list(running)) == 1
+    assert listener.started == 1
+    monkeypatch.setattr("probing.daemon.query.pool.LONG_S", 0.0)
     for _ in range(5):
-        # GIVEN a query in progress on the only warm worker
+        # GIVEN a query that has been in progress on it for long
         running = pool.run({"holds": True}, b"", deadline=time.monotonic() + 60, cancelled=lambda: False)
         next(running)
         # WHEN the pool is filled meanwhile
