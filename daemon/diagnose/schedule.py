@@ -28,6 +28,9 @@ _AFTER_DEATH_S = (0.5, 2.5)
 _SLOW_S = 3.0
 _REST = 4
 _URGENT_LOOKS = 3
+# After the first looks at a stall the next ones compare where the ranks stand. What else may show its cause by then,
+# such as an error of the hardware, is looked for so often, s.
+_FULL_LOOKS, _FULL_S = 3, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class Schedule:
         self._reviews = Reviews(now, review_s)
         self._deaths = _after_death(now) if job.failed else []
         self._not_before = now
+        # When the last full look was, and whether it left nothing open that another one could settle.
+        self._full_at, self._settled = now, False
 
     @property
     def stalled(self) -> bool:
@@ -87,6 +92,7 @@ class Schedule:
         if advanced:
             self.late = False
             self._looks = self._stall_looks = 0
+            self._settled = False
             self._reviews.advanced(now, job.calls)
         elif job.late and not before.late and job.newest_ns is None:
             self.late, self._next_look = True, now
@@ -114,6 +120,11 @@ class Schedule:
         urgent = looks.get(look.why, _URGENT_LOOKS) < _URGENT_LOOKS
         return at if urgent else max(at, self._not_before), look
 
+    def may_compare(self, look: Look, now: float) -> bool:
+        """Returns whether a look need not gather facts where the ranks stand as they stood at the last one."""
+        known = self._settled and self._stall_looks >= _FULL_LOOKS
+        return known and look.why == "stall" and now < self._full_at + _FULL_S
+
     def looked(
         self,
         look: Look,
@@ -124,10 +135,15 @@ class Schedule:
         found: bool,
         explained: bool = False,
         ripens_s: float | None = None,
+        compared: bool = False,
     ) -> None:
         """Plans the next look. ``took``: seconds of this one; ``doubtful``: a second one has to confirm what it found;
         ``found``: a finding is open; ``explained``: it has its stacks, and nothing else is found; ``ripens_s``: how
-        soon a wait that was too short to judge lasts long enough."""
+        soon a wait that was too short to judge lasts long enough; ``compared``: no facts were gathered, since the ranks
+        stood where they stood before."""
+        if not compared:
+            self._full_at = now
+            self._settled = (explained or not found) and not doubtful and ripens_s is None
         self.slow = took > _SLOW_S
         self._not_before = now + (took * _REST if self.slow else 0.0)
         if look.why == "death":

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -76,6 +76,8 @@ class Jobs(Protocol):
 
     def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]: ...
 
+    def standing(self, job: str, run: str, *, timeout: float) -> Hashable: ...
+
     def read_ahead(self, job: str, *, timeout: float) -> None: ...
 
 
@@ -115,22 +117,24 @@ class Clocks:
 
 @dataclass(slots=True)
 class _Watched:
-    """``absent``: how many polls in a row lack the job."""
+    """``absent``: how many polls in a row lack the job. ``standing``: where its ranks stood when they were last looked
+    at in a stall; None: not known."""
 
     schedule: Schedule
     findings: JobFindings
     absent: int = 0
+    standing: Hashable = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Looking:
-    """A look that has begun: its facts are gathered in another thread."""
+    """A look that has begun: its facts are gathered in another thread; None where no rank has moved."""
 
     one: _Watched
     look: Look
     deep: bool
     began: float
-    facts: Future[list[Facts]]
+    facts: Future[list[Facts] | None]
 
 
 class JobWatch:
@@ -333,8 +337,13 @@ class JobWatch:
         began = self._clocks.mono()
         job, findings = one.schedule.job, one.findings
         deep = look.deep or findings.needs_deep or findings.doubtful
+        may_compare = one.schedule.may_compare(look, began)
 
-        def gather() -> list[Facts]:
+        def gather() -> list[Facts] | None:
+            if look.why == "stall":
+                before, one.standing = one.standing, self._jobs.standing(job.job, job.run, timeout=GATHER_S)
+                if may_compare and before is not None and one.standing == before:
+                    return None
             return self._jobs.facts(job.job, run=job.run, deep=deep, timeout=GATHER_S)
 
         self._looking.append(_Looking(one, look, deep, began, self._run_beside(gather)))
@@ -354,8 +363,11 @@ class JobWatch:
             return
         # A job that has just ended may not be known any more.
         ripens_ns: int | None = None
+        compared = False
         with self._problems.noted(_about(job.job)), suppress(NotFound):
-            for facts in looking.facts.result():
+            gathered = looking.facts.result()
+            compared = gathered is None
+            for facts in gathered or ():
                 if facts.run == job.run:
                     ripens_ns = self._judge(one, deep, facts)
             if findings.doubtful and not deep:
@@ -371,6 +383,7 @@ class JobWatch:
             found=findings.open > 0,
             explained=findings.explained,
             ripens_s=None if ripens_ns is None else ripens_ns / 1e9,
+            compared=compared,
         )
 
     def _judge(self, one: _Watched, deep: bool, facts: Facts) -> int | None:

@@ -7,7 +7,7 @@ the nodes of the suspects, and that of one victim, are asked for stacks and cond
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Protocol
@@ -35,6 +35,8 @@ class Local(Protocol):
 
     def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]: ...
 
+    def standing(self, job: str, *, timeout: float) -> Hashable: ...
+
     def read_ahead(self, job: str, *, timeout: float) -> None: ...
 
 
@@ -54,6 +56,13 @@ class JobFacts:
     def read_ahead(self, job: str, *, timeout: float) -> None:
         """Reads the conditions of the processes of this node ahead. Raises ProbingError."""
         self._local.read_ahead(job, timeout=timeout)
+
+    def standing(self, job: str, run: str, *, timeout: float) -> Hashable:
+        """Returns where the ranks of a run stand, to be compared with an earlier answer.
+
+        None for a run of several nodes, and where part of it cannot be read.
+        """
+        return None if self._peers.holders(job, run) else self._local.standing(job, timeout=timeout)
 
     def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]:
         """Returns the facts of a run from all nodes that hold its ranks; ``missing`` names those that did not answer.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from probing.daemon.diagnose.gather.conditions import EarlierReadings, condition
 from probing.daemon.diagnose.gather.history import History, histories
 from probing.daemon.diagnose.gather.processes import JobProcess, Key, known_processes, with_events
 from probing.daemon.diagnose.gather.readings import ReadingResult, Readings
-from probing.daemon.diagnose.gather.stacks import threads_of_processes
+from probing.daemon.diagnose.gather.stacks import lines_of, threads_of_processes
 from probing.daemon.diagnose.gather.statements import DAY_NS, SECOND_NS, Window, events, failed_jobs, statements
 from probing.daemon.diagnose.gather.tables import Collector, Queries, Row, Rows, live_rows, query_rows, seconds_left
 from probing.diagnosis.facts import Condition, Facts, Missing, NodeFacts, Thread
@@ -71,6 +71,24 @@ class Gatherer:
         ``timeout`` in seconds. Raises ProbingError.
         """
         self._earlier.keep(job, self._collector.conditions([], job, timeout))
+
+    def standing(self, job: str, *, timeout: float) -> Hashable:
+        """Returns where the processes of a job stand: their operations in flight, and the lines of Python in which the
+        threads that train are. That costs a tenth of what facts cost. None where part of it cannot be read.
+
+        ``timeout`` in seconds.
+        """
+        deadline = time.monotonic() + timeout
+        live, missing = live_rows(self._collector, ("comm.inflight",), deadline)
+        try:
+            stacks, failures = self._collector.stacks([], job, seconds_left(deadline))
+            lines = lines_of(stacks)
+        except (ProbingError, KeyError, TypeError, ValueError):
+            return None
+        if missing or failures:
+            return None
+        waits = [row for row in live["comm.inflight"] if row["job"] == job]
+        return frozenset((*Key.of(row), row["comm"], row["seq"], row["op"]) for row in waits), lines
 
     def facts(self, job: str = "", *, run: str = "", deep: bool = True, timeout: float) -> list[Facts]:
         """Returns the facts of each run of ``job``; without one, of all jobs that run or failed lately.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -14,7 +14,7 @@ from probing.daemon.stack_wire import ProcessStacks, threads_of
 from probing.daemon.stack_wire import Thread as WireThread
 from probing.diagnosis.facts import Frame, Thread
 
-__all__ = ("MAX_FRAMES", "threads_of_processes")
+__all__ = ("MAX_FRAMES", "lines_of", "threads_of_processes")
 
 MAX_FRAMES = 64
 # Of a deeper stack so many outer Python frames are kept: they show the user's own code.
@@ -55,6 +55,19 @@ def threads_of_processes(
         threads = [_thread(one, tid, moving, own, innermost.get(key)) for one in best]
         found[key] = tuple(sorted(threads, key=_order)[:_MAX_THREADS])
     return found
+
+
+def lines_of(stacks: Iterable[ProcessStacks]) -> Hashable:
+    """Returns the lines of Python in which the threads that train are, to be compared with a later reading.
+
+    Raises InternalError for stacks that make no sense.
+    """
+    return frozenset(
+        (one.pid, one.start_ns, *map(_line, _python_frames(thread)[:MAX_FRAMES]))
+        for one in stacks
+        for thread in threads_of(one.packed)
+        if thread["tid"] == (one.trains or one.pid)
+    )
 
 
 def _order(thread: Thread) -> tuple[bool, bool, bool, int]:

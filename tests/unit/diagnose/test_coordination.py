@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +79,9 @@ class Own:
     def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]:
         return [self.nodes.made(self.nodes.own, deep)]
 
+    def standing(self, job: str, *, timeout: float) -> Hashable:
+        return "here"
+
     def read_ahead(self, job: str, *, timeout: float) -> None:
         raise NotImplementedError
 
@@ -97,6 +100,14 @@ def blamed(found: Facts) -> list[tuple[str, int, str]]:
 
 
 NAMES = [f"n{number:02d}" for number in range(23)]
+
+
+@pytest.mark.parametrize(("names", "stands"), [(["n00"], "here"), (["n00", "n01"], None)])
+def test_where_ranks_stand_is_known_of_a_job_of_one_node(names: list[str], stands: str | None) -> None:
+    nodes = Nodes("n00", names)
+    jobs = JobFacts(nodes.own, Own(nodes), nodes)
+    assert jobs.standing("job", "run", timeout=5) == stands
+    jobs.close()
 
 
 def test_only_the_nodes_that_matter_are_asked_for_stacks() -> None:

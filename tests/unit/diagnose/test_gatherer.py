@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ class Node:
         }
         self.cpu_ns = 0
         self.broken = False
+        self.read: Callable[[], tuple[list[ProcessStacks], list[dict[str, Any]]]] | None = None
 
     def live(self, table: str, timeout: float) -> bytes:
         del timeout
@@ -44,6 +46,8 @@ class Node:
         return {"started_ns": 5}
 
     def stacks(self, *_: Any, **__: Any) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+        if self.read is not None:
+            return self.read()
         if self.broken:
             return [ProcessStacks("j", "r", 0, 100, 7, 100, b'{"threads": [{}]}')], []
         raise PeerError("it does not answer")
@@ -118,6 +122,39 @@ def test_readings_ahead_count_for_a_job_that_advances(
     condition = facts.ranks[0].condition
     assert condition is not None
     assert condition.cpu_ns == cpu_ns
+
+
+def test_ranks_stand_where_they_stood_until_one_moves_or_waits_in_another_operation() -> None:
+    node = Node(1.0)
+    frame = {"func": "f", "file": "train.py", "lineno": 7, "frame_type": "Python"}
+    threads = [{"tid": 100, "frames": [frame]}, {"tid": 101, "frames": [frame]}]
+
+    def stands() -> object:
+        return gatherer(node).standing("j", timeout=20.0)
+
+    def packed() -> bytes:
+        return json.dumps({"threads": threads}).encode()
+
+    node.read = lambda: ([ProcessStacks("j", "r", 0, 100, 7, 100, packed())], [])
+    first = stands()
+    assert first is not None
+    # A thread that does not train may move.
+    threads[1]["frames"] = []
+    assert stands() == first
+    frame["lineno"] = 8
+    moved = stands()
+    assert moved not in (None, first)
+    node.rows["comm.inflight"] = [{**node.rows["comm.progress"][0], "seq": 10, "op": "all_reduce"}]
+    assert stands() not in (None, moved)
+
+
+def test_ranks_that_cannot_be_read_stand_nowhere() -> None:
+    node = Node(1.0)
+    assert gatherer(node).standing("j", timeout=20.0) is None
+    node.broken = True
+    assert gatherer(node).standing("j", timeout=20.0) is None
+    node.read = lambda: ([], [{"pid": 100, "error": {}}])
+    assert gatherer(node).standing("j", timeout=20.0) is None
 
 
 def test_answers_that_make_no_sense_are_named() -> None:

@@ -88,6 +88,32 @@ def test_a_finding_with_stacks_is_looked_at_less() -> None:
     assert pauses[:6] == [8, 8, 8, 8, 16, 32]
 
 
+@pytest.mark.parametrize("finds", [lambda _now, _deep: (), hangs(30)])
+def test_a_stall_in_which_no_rank_moves_is_looked_at_in_full_every_five_minutes(
+    finds: Callable[[float, bool], Sequence[Finding]],
+) -> None:
+    scene = Scene(Job(begins=10, stops=30, finds=finds, stands=lambda _: "line 7"), review_s=9e9).run(1500)
+    stalls = [at for at, *_ in scene.looks if at > 35]
+    pauses = [then - before for before, then in pairwise(stalls)]
+    assert max(pauses[:2]) < 10
+    assert len(pauses[2:]) == 4
+    assert all(300 < pause < 365 for pause in pauses[2:])
+    # Between them it was compared, as often as it would have been looked at.
+    assert len(scene.compared) > len(stalls) + 15
+    # WHEN a rank moves
+    scene.jobs[0].stands = lambda _: "line 8"
+    scene.run(1565)
+    # THEN the next look is in full
+    assert len(scene.looks) == len(stalls) + 1
+
+
+def test_a_stall_that_is_not_explained_is_looked_at_in_full() -> None:
+    bare = finding("not_joined", 1, stacks=())
+    job = Job(begins=10, stops=30, finds=lambda _now, _deep: [bare], stands=lambda _: "line 7")
+    scene = Scene(job, review_s=9e9).run(300)
+    assert len(scene.compared) == len(scene.looks) > 7
+
+
 def test_a_job_may_rest_for_days() -> None:
     now = JobNow("j", "r", 10**18, None, None, 2, 0, 0, late=False, world_size=2, calls=0)
     schedule = Schedule(now, 0.0, stall_s=10, review_s=1e9, late=False)

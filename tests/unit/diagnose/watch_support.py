@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -65,6 +65,8 @@ class Job:
     ends: dict[int, tuple[float, int | None]] = field(default_factory=dict)
     finds: Callable[[float, bool], Sequence[Finding]] = lambda _now, _deep: ()
     takes: float = 1.2
+    stands: Callable[[float], Hashable] = lambda _: None
+    """Where its ranks stand; None: that cannot be read."""
     seen_from: float = 0.0
     """Operations before are not in ``comm.progress``, as when the daemon starts then."""
     clock_set: Callable[[float], float] = lambda _: 0.0
@@ -129,6 +131,7 @@ class Scene:
         self.before = list(before)
         self.looks: list[tuple[float, str, bool]] = []
         self.read: list[tuple[float, str]] = []
+        self.compared: list[tuple[float, str]] = []
         self.rows: list[dict[str, Any]] = []
         self.hooked: list[Mapping[str, Any]] = []
         self.fails: dict[str, Exception] = {}
@@ -195,6 +198,12 @@ class Scene:
         node = NodeFacts("n1", _utc(self.now), advanced_ns=None if newest is None else _utc(newest))
         rank = Rank(0, "n1", 100, 7)
         return [Facts(job, one.run, one.ranks, 10.0, _utc(self.now), (node,), (rank,), missing=self.missing)]
+
+    def standing(self, job: str, run: str, *, timeout: float) -> Hashable:
+        assert timeout <= 5
+        one = next(j for j in self.jobs if (j.name, j.run) == (job, run))
+        self.compared.append((round(self.now, 3), job))
+        return one.stands(self.now)
 
     def read_ahead(self, job: str, *, timeout: float) -> None:
         assert timeout <= 2
