@@ -66,6 +66,14 @@ struct python_thread {
 	__u64 state;	 /* address of its PyThreadState */
 	__u64 thread_id; /* the word at thread_id in it */
 	__u64 start_ns;	 /* of its process */
+	/* Written when it leaves the CPU (python_off.bpf.c). */
+	__u64 second; /* of CLOCK_MONOTONIC, to which these belong: */
+	__u32 count;  /* switches in this second */
+	__u32 before; /* switches in the second before */
+	__u32 block;  /* of so many switches one is walked */
+	__u32 left;   /* how many of them are still to come, */
+	__u32 pick;   /* and how many when it is the one */
+	__u32 reserved;
 };
 
 enum python_sample_kind {

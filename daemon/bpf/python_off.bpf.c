@@ -2,8 +2,8 @@
 /*
  * Off-CPU time of Python threads: the stack with which a thread left the CPU, and how long it was away.
  *
- * A random part of a thread's switches is walked, and each stands for those that were not: its time counts 1 / chance
- * times, so sums are right for any chance. A wait of a second or more counts once, as it is reported while it lasts and
+ * Of each block of a thread's switches one is walked, at random, and stands for the others: its time counts as often as
+ * the block has switches, so sums are right for blocks of any size. All others cost a look at the thread. A wait of a second or more counts once, as it is reported while it lasts and
  * cannot stand for others. For long waits that were not chosen, and for threads that were away before the sampler looked,
  * user space makes the entry (sampling/off_cpu/kernel_entries.py). Needs Linux 5.13 (atomics that fetch, a walk over a map).
  */
@@ -21,18 +21,9 @@
 struct python_off {
 	__u64 since;
 	__u64 switches; /* context switches so far: unchanged while it has not run */
-	__u32 rate;
-	__u32 out_of;
+	__u32 weight; /* how many switches it stands for */
 	__u32 generation;
-	__u32 reserved;
 	struct python_sample sample;
-};
-
-/* How often a thread leaves the CPU, by seconds of CLOCK_MONOTONIC. */
-struct python_switches {
-	__u64 second;
-	__u32 count;
-	__u32 before;
 };
 
 struct {
@@ -41,13 +32,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct python_off);
 } python_off SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, __u32);
-	__type(value, struct python_switches);
-} python_switches SEC(".maps");
 
 /* The number of flushes: each counts the entries of all processes. */
 struct {
@@ -77,26 +61,29 @@ struct {
 	__type(value, struct python_sample);
 } python_telling SEC(".maps");
 
-
-/* How often this thread leaves the CPU per second, at least once. */
-static __always_inline __u32 leaves_a_second(__u32 tid, __u64 now)
+/* Counts a switch. What is left of a block is given up with its second: the thread may leave the CPU less often now. */
+static __always_inline void count_switch(struct python_thread *thread, __u64 now)
 {
-	struct python_switches *known = bpf_map_lookup_elem(&python_switches, &tid);
 	__u64 second = now / SECOND_NS;
 
-	if (!known) {
-		struct python_switches first = { .second = second, .count = 1 };
+	if (thread->second != second) {
+		thread->before = thread->second + 1 == second ? thread->count : 0;
+		thread->count = 0;
+		thread->left = 0;
+		thread->second = second;
+	}
+	thread->count++;
+}
 
-		bpf_map_update_elem(&python_switches, &tid, &first, BPF_ANY);
-		return 1;
-	}
-	if (known->second != second) {
-		known->before = known->second + 1 == second ? known->count : 0;
-		known->count = 0;
-		known->second = second;
-	}
-	known->count++;
-	return larger(known->count, known->before);
+/* Begins a block of as many switches as there are for each walk, rounded up or down at random. */
+static __always_inline void begin_block(struct python_thread *thread, __u32 rate)
+{
+	__u64 out_of = larger(thread->count, thread->before);
+	__u32 block = (out_of + below(rate)) / rate;
+
+	thread->block = block ? block : 1;
+	thread->left = thread->block;
+	thread->pick = below(thread->block);
 }
 
 static __always_inline __u32 generation(void)
@@ -147,7 +134,7 @@ static __always_inline void put_away(struct python_share *share, __u32 tid, stru
 /* `prev` is the calling thread, and its memory is still there. */
 static __always_inline void leave(struct task_struct *prev)
 {
-	__u32 tid = prev->pid, tgid = prev->tgid, zero = 0, out_of;
+	__u32 tid = prev->pid, tgid = prev->tgid, zero = 0;
 	struct python_process *process;
 	struct python_leaving *leaving;
 	struct python_thread *thread;
@@ -161,14 +148,20 @@ static __always_inline void leave(struct task_struct *prev)
 	thread = bpf_map_lookup_elem(&python_threads, &tid);
 	if (!thread || !thread->state)
 		return;
+	now = bpf_ktime_get_ns();
+	count_switch(thread, now);
+	if (thread->left && thread->left - 1 != thread->pick) {
+		thread->left--;
+		return;
+	}
 	process = bpf_map_lookup_elem(&python_processes, &tgid);
 	if (!process || !process->off_rate || process->start_ns != thread->start_ns)
 		return;
-	now = bpf_ktime_get_ns();
 	if (!guard_open(now))
 		return;
-	out_of = leaves_a_second(tid, now);
-	if (!chosen(process->off_rate, out_of))
+	if (!thread->left)
+		begin_block(thread, process->off_rate);
+	if (--thread->left != thread->pick)
 		return;
 	if (process->start_ns != start_ns_of(prev))
 		return;
@@ -191,8 +184,7 @@ static __always_inline void leave(struct task_struct *prev)
 	entry->sample.flags |= gil_flags(&walk->plan.layout, process->gil, thread->state);
 	entry->since = now;
 	entry->switches = switches_of(prev);
-	entry->rate = smaller(process->off_rate, out_of);
-	entry->out_of = out_of;
+	entry->weight = thread->block;
 	entry->generation = generation();
 	put_away(share, tid, entry);
 }
@@ -202,7 +194,7 @@ static __always_inline void tell(struct python_off *entry, struct python_sample 
 	__u64 away = now - since;
 
 	if (now - sample->ktime < TOLD_AFTER_NS)
-		away = away * entry->out_of / (entry->rate ? entry->rate : 1);
+		away *= entry->weight;
 	sample->ktime = since;
 	sample->duration_ns = away;
 	sample_push(sample);

@@ -91,10 +91,10 @@ struct task_struct___x86 {
 	} thread;
 } __attribute__((preserve_access_index));
 
-/* True with the chance rate / out_of. */
-static __always_inline int chosen(__u32 rate, __u32 out_of)
+/* A random number below `bound`. */
+static __always_inline __u32 below(__u32 bound)
 {
-	return rate >= out_of || (__u64)bpf_get_prandom_u32() * out_of >> 32 < rate;
+	return (__u64)bpf_get_prandom_u32() * bound >> 32;
 }
 
 static __always_inline __u64 word_at(const __u8 *window, __u32 offset)

@@ -216,12 +216,12 @@ def test_short_waits_stand_for_those_that_were_not_walked(sampling: Sampling) ->
 
 
 def weighted(sampling: Sampling, target: Target, away: OffCpuThread, age: int) -> int:
-    """An entry of the chance 1 / 1000 of a thread that left ``age`` ns ago; when that was."""
+    """An entry that stands for 1000 switches, of a thread that left ``age`` ns ago; when that was."""
     put(sampling, target, away)
     changed = entry(sampling, away.tid).copy()
     left = monotonic() - age
     changed["since"] = changed["sample"]["ktime"] = left
-    changed["out_of"] = 1000
+    changed["weight"] = 1000
     sampling.session.maps["python_off"].update(away.tid, changed.tobytes())
     return left
 

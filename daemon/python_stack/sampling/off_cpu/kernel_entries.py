@@ -86,8 +86,8 @@ class OffCpuEntries:
     def _entry(self, pid: int, start_ns: int, generation: int, thread: OffCpuThread, checks: Mapping[int, int]) -> Any:
         entry = np.zeros((), self._entries.value)
         entry["since"], entry["switches"], entry["generation"] = thread.seen_ns, thread.switches, generation
-        # The entry stands for one switch out of one.
-        entry["rate"] = entry["out_of"] = 1
+        # The entry stands for itself alone.
+        entry["weight"] = 1
         sample, frames = entry["sample"], thread.frames[:MAX_FRAMES]
         keys = [(code, checks[code]) for code, _ in frames]
         offsets = [offset for _, offset in frames]
