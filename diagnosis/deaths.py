@@ -11,6 +11,7 @@ from enum import IntEnum
 from probing.diagnosis.case import Case
 from probing.diagnosis.clocks import apart_ns
 from probing.diagnosis.facts import Exit, Helper, Rank
+from probing.diagnosis.peer_sockets import PEER_GONE
 from probing.diagnosis.words import clean
 
 __all__ = ("Death", "First", "Kind", "behind", "deaths", "first_of", "lost_worker")
@@ -22,11 +23,6 @@ _ORDER_NS = 50_000_000
 _WORKER_NS = 30_000_000_000
 _LONGEST = 200
 _ORDERS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_PEER_GONE = re.compile(
-    r"[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|EPIPE|[Tt]imed out waiting|[Ss]ocket [Tt]imeout"
-    r"|remote process exited|ncclRemoteError|ncclSystemError|unhandled system error|NCCL communicator was aborted"
-    r"|[Ww]atchdog caught collective|recvValue failed"
-)
 _RANK = re.compile(r"^\[rank\d+\]:?\s*")
 _ERROR = re.compile(
     r"(?:\[rank\d+\]:?\s*)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Fault))(?::|$)"
@@ -143,7 +139,7 @@ def _kind(case: Case, rank: Rank, end: Exit, error: str) -> Kind:
         return Kind.ORDERED
     if end.signal and end.signal != signal.SIGABRT:
         return Kind.SUDDEN
-    if error and _PEER_GONE.search(error):
+    if error and PEER_GONE.search(error):
         return Kind.CONSEQUENCE
     if lost_worker(rank) is not None or error or behind(case, rank):
         return Kind.OWN
@@ -167,7 +163,7 @@ def behind(case: Case, rank: Rank) -> bool:
 def _error(case: Case, rank: Rank) -> str:
     """Returns the last error that a rank logged, else the one that its library reported; else an empty text."""
     for line in reversed(rank.logs):
-        if _ERROR.match(line) or _PEER_GONE.search(line):
+        if _ERROR.match(line) or PEER_GONE.search(line):
             return clean(line.strip(), _LONGEST)
     reported = [o.error for o in (*rank.done, *rank.open) if o.error]
     reported += [w.async_error for w in rank.witnesses if w.async_error]

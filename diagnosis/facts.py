@@ -16,6 +16,7 @@ __all__ = (
     "VERSION",
     "Communicator",
     "Condition",
+    "Endpoint",
     "Exit",
     "Facts",
     "Frame",
@@ -252,13 +253,28 @@ class Witness:
 
 
 @dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The local end of a TCP socket of a rank, or the address on which it listens. ``closed``: it was lately."""
+
+    address: str
+    port: int
+    closed: bool = False
+
+    @property
+    def text(self) -> str:
+        """ "127.0.0.1:49552"."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class Rank:
     """A rank of the job. ``state``: running, stopped, blocked, zombie, exited or unknown.
 
     ``seen_from_ns``: operations that began before were not recorded; None: all were. ``lost``: the number of operations
     lost lately. ``open`` and ``done``: its operations, at most the last 64 of each communicator. ``env``: MASTER_ADDR,
     MASTER_PORT, WORLD_SIZE and others that ``ranks check`` compares. ``logs``: its last stored lines.
-    ``witnesses``: reports of RAS and the flight recorder, and errors of communicators.
+    ``witnesses``: reports of RAS and the flight recorder, and errors of communicators. ``endpoints``: its sockets, and
+    those that it closed in the last ten minutes, as far as they were seen.
     """
 
     rank: int
@@ -286,6 +302,7 @@ class Rank:
     logs: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     witnesses: tuple[Witness, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""``tcp_peer.py ADDRESS [PORT]``: listens, or connects to PORT; then sends as many bytes as each line of stdin says.
+"""``tcp_peer.py ADDRESS [PORT]``: listens, or connects to PORT; then sends as many bytes as each line of stdin says,
+and closes the connection for a negative number.
 
 What arrives is read and thrown away.
 """
 
+import contextlib
 import socket
 import sys
 import threading
@@ -20,10 +22,15 @@ else:
 
 
 def drop() -> None:
-    while connection.recv(1 << 16):
-        pass
+    with contextlib.suppress(OSError):
+        while connection.recv(1 << 16):
+            pass
 
 
 threading.Thread(target=drop, daemon=True).start()
 for line in sys.stdin:
-    connection.sendall(bytes(int(line)))
+    if int(line) < 0:
+        connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
+    else:
+        connection.sendall(bytes(int(line)))

@@ -45,6 +45,7 @@ TABLES: dict[str, Table] = {
         net.INTERFACES,
         net.TCP,
         net.PATHS,
+        net.SOCKETS,
         rdma.PORTS,
         rdma.QPS,
         diagnosis.FINDINGS,

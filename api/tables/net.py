@@ -9,7 +9,7 @@ from __future__ import annotations
 from probing.api.tables.comm import IDENTITY
 from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, Column, Table, stored
 
-__all__ = ("INTERFACES", "INTERFACE_COUNTERS", "INTERFACE_EVENTS", "PATHS", "TCP")
+__all__ = ("INTERFACES", "INTERFACE_COUNTERS", "INTERFACE_EVENTS", "PATHS", "SOCKETS", "TCP")
 
 INTERFACE_COUNTERS = {
     "rx_bytes": "Bytes received.",
@@ -146,4 +146,22 @@ PATHS = Table(
     _PATH_COLUMNS,
     stored(_PATH_COLUMNS),
     sort_by=("job", "peer_address", "ts"),
+)
+
+SOCKETS = Table(
+    "net.sockets",
+    "TCP sockets of watched processes as of the last reading (live), every net.tcp_interval_s, and for ten minutes"
+    " those that have closed: at most 4,096 of each. An error names its peer by an address; this is whose it is.",
+    (
+        *IDENTITY,
+        Column("rank", I32, "Rank in the job, for a trainer."),
+        Column("role", NAME, "trainer, launcher, data_loader or other."),
+        _NETNS,
+        Column("state", NAME, "open, listens or closed."),
+        Column("local_address", NAME, "Address of this end."),
+        Column("local_port", I32, "Port of this end."),
+        Column("peer_address", NAME, "Address of the other end; NULL for a socket that listens."),
+        Column("peer_port", I32, "Port of the other end; NULL for a socket that listens."),
+        Column("seen", TIME, "When it was last seen open, UTC."),
+    ),
 )

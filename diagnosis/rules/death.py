@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from probing.diagnosis.case import Case
+from probing.diagnosis.clocks import apart_ns
 from probing.diagnosis.deaths import Death, First, Kind, behind, deaths, first_of, lost_worker
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.holdups import operation_text
+from probing.diagnosis.peer_sockets import Named, first_to_close
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.waits import INIT, Wait, is_p2p
 from probing.diagnosis.words import (
@@ -27,11 +29,14 @@ RANK_DIED = Verdict(
     "death",
     "A rank died",
     "The first rank that ended by a signal or with a code other than 0, of its own cause: no launcher ended it, it did"
-    " not wait for others, and its error is not that a peer is gone. Or a rank exited with code 0 while others wait for"
-    " it in an operation that it never called. If all ranks of a run have ended and its launcher lives, the run is"
-    " being restarted: that is no finding.",
-    "Exits with signal, code and OOM kills; operations in flight at the end; logged errors; lost data-loader workers.",
-    "0.95 if the first exit is clear; 0.4 to 0.8 if others ended at the same time, or no error of its own is known.",
+    " not wait for others, and its error is not that a peer is gone. Where those errors name a socket of a rank that"
+    " lives on, that rank closed its connections first. Or a rank exited with code 0 while others wait for it in an"
+    " operation that it never called. If all ranks of a run have ended and its launcher lives, the run is being"
+    " restarted: that is no finding.",
+    "Exits with signal, code and OOM kills; operations in flight at the end; logged errors; whose sockets, open or"
+    " closed, the addresses in errors are; lost data-loader workers.",
+    "0.95 if the first exit is clear; 0.4 to 0.8 if others ended at the same time, or no error of its own is known;"
+    " 0.75 to 0.85 if errors name the socket of a rank that lives on.",
     "Another rank ended earlier, or the error of this one says that a peer is gone.",
     (
         "Read the last lines of that rank: `probingctl logs --rank R`, or the output of the launcher.",
@@ -82,8 +87,8 @@ def _death(case: Case, first: First, died: Sequence[Death]) -> Finding:
     death = first.death
     if death.kind is Kind.CONSEQUENCE and (left := _gone(case)):
         return _leavers(case, left, died)
-    if death.kind is Kind.CONSEQUENCE and (absent := _absent(case, died)):
-        return _absentee(case, absent, died)
+    if death.kind is Kind.CONSEQUENCE and (blamed := _absent(case, died))[0]:
+        return _absentee(case, *blamed, died)
     first_ones = (death, *first.alike)
     dead = {d.rank.rank for d in died}
     waiting = tuple(sorted(set(case.waits) - dead))
@@ -148,29 +153,51 @@ def _exit_line(one: Death, first: Death) -> str:
     return f"rank {one.rank.rank} {exit_text(one.exit, one.rank.condition)}{when}{error}"
 
 
-def _absent(case: Case, died: Sequence[Death]) -> list[Rank]:
-    """Returns the ranks that lived when others died of a lost peer, and had not called what those waited in."""
+def _absent(case: Case, died: Sequence[Death]) -> tuple[list[Rank], tuple[Named, ...]]:
+    """Returns the ranks for which others waited when they died of a lost peer, and the errors that name their sockets.
+
+    Such a rank lived and had not called what those waited in, or it closed its connections while it lived.
+    """
     later = {d.rank.rank for d in died if d.kind in (Kind.OWN, Kind.UNKNOWN)}
     lived = [r for r in case.facts.ranks if (r.exit is None and r.rank not in case.waits) or r.rank in later]
-    return [rank for rank in lived if behind(case, rank)]
+    late = [rank for rank in lived if behind(case, rank)]
+    first, named = first_to_close(case, {d.rank.rank for d in died if d.kind is Kind.CONSEQUENCE})
+    # A launcher ends those that are left when one has died.
+    ordered = [d.rank for d in died if d.kind is Kind.ORDERED and _outlived(case, d, died[0], named)]
+    # One that came to all operations may have closed its connections since another did not come.
+    if first is None or first.rank not in [rank.rank for rank in (*(late or lived), *ordered)]:
+        return late, ()
+    return [first], named
 
 
-def _absentee(case: Case, absent: Sequence[Rank], died: Sequence[Death]) -> Finding:
+def _outlived(case: Case, one: Death, first: Death, named: Sequence[Named]) -> bool:
+    """Whether ``one`` ended after the ``first`` death, whose error names a socket of it."""
+    unsure = apart_ns(case.clocks, one.rank.node, first.rank.node)
+    return any(n.rank == first.rank.rank for n in named) and one.at_ns - first.at_ns > unsure
+
+
+def _absentee(case: Case, absent: Sequence[Rank], named: Sequence[Named], died: Sequence[Death]) -> Finding:
     numbers = [rank.rank for rank in absent]
     culprits = tuple(_absent_culprit(case, rank, died) for rank in absent)
     victims = tuple(sorted(d.rank.rank for d in died if d.rank.rank not in numbers))
     ended = all(rank.exit is not None for rank in absent)
     verb = "left before" if ended else "is alive" if len(absent) == 1 else "are alive"
+    closed = " and has closed its connections" if named else ""
+    late = [rank for rank in absent if behind(case, rank)]
     whys = f": {culprits[0].why}" if len(absent) == 1 else ""
     return Finding(
         RANK_DIED,
         ERROR,
-        0.6,
-        f"{ranks_of(victims)} died while waiting for {who(absent)}, which {verb}{whys}",
+        0.6 if not named else 0.85 if late else 0.75,
+        f"{ranks_of(victims)} died while waiting for {who(absent)}, which {verb}{closed}{whys}",
         culprits=culprits,
         victims=victims,
         since_ns=died[0].at_ns,
-        evidence=(*_evidence(case, died[0], died), *(_last_call(case, rank) for rank in absent[:_MOST])),
+        evidence=(
+            *_evidence(case, died[0], died),
+            *(one.as_text() for one in named[:_MOST]),
+            *(_last_call(case, rank) for rank in late[:_MOST]),
+        ),
         refuted_by=(RANK_DIED.refuted_by,),
         next_steps=("Look at what that rank does: `probingctl stacks --rank R --native`.", *RANK_DIED.next_steps),
     )

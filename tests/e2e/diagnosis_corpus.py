@@ -59,6 +59,7 @@ class Case:
     ``words``: texts in the sentence or the evidence. ``also``: other correct verdicts about the same culprits.
     ``stacks``: roles of the stacks that the finding must have. ``joins``: the ranks make steps before the fault.
     ``noted``: ranks that note when the fault began, if not the culprits. ``truth``: how it is known who is at fault.
+    ``sockets``: the fault waits until the daemon knows whose the sockets of all ranks are.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Case:
     stacks: frozenset[str] = frozenset({"culprit", "victim"})
     joins: bool = True
     noted: frozenset[int] = frozenset()
+    sockets: bool = False
 
     @property
     def listed(self) -> str:
@@ -214,9 +216,12 @@ def await_steps(daemon: Daemon, case: Case, ranks: Ranks) -> None:
     """Waits until the daemon has seen all ranks and their first steps."""
     known = f"SELECT count(DISTINCT rank) AS n FROM process.processes WHERE job = '{ranks.job}' AND role = 'trainer'"
     calls = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{ranks.job}'"
+    owners = f"SELECT count(DISTINCT rank) AS n FROM net.sockets WHERE job = '{ranks.job}' AND state = 'open'"
 
     def seen() -> bool:
         if daemon.rows(known)[0]["n"] < case.ranks:
+            return False
+        if case.sockets and daemon.rows(owners)[0]["n"] < case.ranks:
             return False
         return not case.joins or bool(daemon.rows(calls)[0]["n"] >= case.ranks * STEPS)
 

@@ -58,7 +58,7 @@ DEATHS = (
     death("killed", ranks=3, words=("SIGKILL",)),
     death("leaves", words=("code 0",)),
     death("raises"),
-    death("destroys", ranks=3, words=("which is alive", "write_logs")),
+    death("destroys", ranks=3, words=("which is alive and has closed its connections", "write_logs"), sockets=True),
     death("out_of_memory", words=("out of memory",), place="memory:400"),
     death("worker_killed", script="loaders.py", also=("not_joined",)),
     death("worker_oom", script="loaders.py", also=("not_joined",), words=("out of memory",), place="memory:400"),

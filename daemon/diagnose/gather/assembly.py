@@ -12,15 +12,27 @@ from probing.daemon.diagnose.gather.history import History
 from probing.daemon.diagnose.gather.losses import Losses
 from probing.daemon.diagnose.gather.operations import Operations, communicators_of, operations_of
 from probing.daemon.diagnose.gather.processes import JobProcess, Key, Ranked, ranked
-from probing.daemon.diagnose.gather.tables import Rows
+from probing.daemon.diagnose.gather.tables import Row, Rows
 from probing.daemon.diagnose.gather.witnesses import add_witnesses
 from probing.daemon.host.meminfo import read_meminfo
-from probing.diagnosis.facts import Condition, Exit, Facts, Helper, Missing, NodeFacts, Process, Rank, Thread
+from probing.diagnosis.facts import (
+    Condition,
+    Endpoint,
+    Exit,
+    Facts,
+    Helper,
+    Missing,
+    NodeFacts,
+    Process,
+    Rank,
+    Thread,
+)
 
 __all__ = ("Gathered", "facts_of_run")
 
 _MAX_HELPERS = 64
 _MAX_STEPS = 64
+_MAX_ENDPOINTS = 128
 _MAX_PROCESSES = 1024
 _ENV = frozenset(
     (
@@ -117,6 +129,7 @@ def _ranks(
     for row in live.get("process.envs", ()):
         if row["name"] in _ENV:
             env[Key.of(row)].append((row["name"], (row["value"] or "")[:100]))
+    endpoints = _endpoints(live.get("net.sockets", ()))
     helpers: dict[int, list[JobProcess]] = defaultdict(list)
     for one in who.others:
         helpers[one.ppid or 0].append(one)
@@ -128,6 +141,7 @@ def _ranks(
             lost=losses.lost(one),
             helpers=tuple(_helper(gathered, helper) for helper in _chosen(helpers[one.key.pid], one)),
             env=tuple(sorted(env[one.key])),
+            endpoints=endpoints.get(one.key, ()),
         )
         for number, one in who.ranks.items()
     ]
@@ -157,6 +171,18 @@ def _rank(gathered: Gathered, number: int, one: JobProcess, operations: Operatio
         series=tuple(past.series),
         logs=tuple(past.logs),
     )
+
+
+def _endpoints(rows: Sequence[Row]) -> dict[Key, tuple[Endpoint, ...]]:
+    """Returns the endpoints of each process: those on which it listens and closed ones go before open ones."""
+    found: dict[Key, dict[tuple[str, int], Endpoint]] = defaultdict(dict)
+    for row in sorted(rows, key=lambda row: row["state"] != "listens"):
+        place = row["local_address"], row["local_port"]
+        known = found[Key.of(row)].get(place)
+        # A port may have been used before, and some of the connections to it may be open.
+        if known is None or known.closed:
+            found[Key.of(row)][place] = Endpoint(*place, row["state"] == "closed")
+    return {key: tuple(own.values())[:_MAX_ENDPOINTS] for key, own in found.items()}
 
 
 def _state(one: JobProcess) -> str:

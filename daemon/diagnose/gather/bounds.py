@@ -80,6 +80,7 @@ def _bare(rank: Rank) -> Rank:
         steps=(),
         witnesses=(),
         env=(),
+        endpoints=(),
         threads=rank.threads[:1],
         condition=None,
     )

@@ -23,6 +23,7 @@ from probing.diagnosis.facts import Condition, Facts, Missing, NodeFacts, Thread
 __all__ = ("Gatherer",)
 
 _LIVE = ("process.processes", "comm.progress", "comm.inflight")
+_DEEP = ("process.envs", "net.sockets")
 _MAX_JOBS = 64
 _PARALLEL = 4
 # A job that failed so long ago is still among all jobs; operations of a job reach back so far at most.
@@ -99,7 +100,7 @@ class Gatherer:
         deadline = time.monotonic() + timeout
         # First: on a busy machine the rest takes seconds, in which a job that goes on would seem to have stopped.
         taken_ns = self._now_ns()
-        live, missing = live_rows(self._collector, (*_LIVE, *(("process.envs",) if deep else ())), deadline)
+        live, missing = live_rows(self._collector, (*_LIVE, *(_DEEP if deep else ())), deadline)
         devices, lacking = live_rows(self._collector, hardware.LIVE, deadline)
         request = _Request(run, deep, deadline, taken_ns, live, devices, [*missing, *lacking])
         if job:

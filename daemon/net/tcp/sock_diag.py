@@ -19,14 +19,15 @@ import numpy.typing as npt
 from probing.api.errors import CorruptTarget
 from probing.daemon.net.netlink import HEADER, attributes, dump, messages
 
-__all__ = ("NETLINK_SOCK_DIAG", "SOCKET", "SYN_SENT", "address_text", "parse", "read_sockets")
+__all__ = ("LISTEN", "NETLINK_SOCK_DIAG", "SOCKET", "SYN_SENT", "address_text", "parse", "read_sockets")
 
 NETLINK_SOCK_DIAG = 4
 SYN_SENT = 2
+LISTEN = 10
 _BY_FAMILY = 20
 _INFO = 2
-# Established, SYN sent, and those that close and still have something to send: 1, 2, 4, 8, 9, 11.
-_STATES = sum(1 << state for state in (1, SYN_SENT, 4, 8, 9, 11))
+# Established, SYN sent, those that close and still have something to send (4, 8, 9, 11), and those that listen.
+_STATES = sum(1 << state for state in (1, SYN_SENT, 4, 8, 9, LISTEN, 11))
 _REQUEST = struct.Struct("=BBBBI48x")
 # 32 MiB are 70,000 connections.
 MAX_BYTES = 32 << 20
@@ -105,7 +106,9 @@ _Begins = dict[int, npt.NDArray[np.intp]]
 
 
 def read_sockets(sock: socket.socket) -> _Sockets:
-    """Returns the connections of the namespace of ``sock`` (NETLINK_SOCK_DIAG) as SOCKET, at most some 140,000.
+    """Returns the connections of the namespace of ``sock`` (NETLINK_SOCK_DIAG), and the sockets that listen, as SOCKET.
+
+    These are at most some 140,000.
 
     Times are as in tcp_info: us, and ms since the last data. Raises TargetError, TargetTimeout.
     """

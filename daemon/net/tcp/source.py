@@ -1,4 +1,4 @@
-"""The source of net.tcp and net.paths: TCP connections of watched processes, by sock_diag."""
+"""The source of net.tcp, net.paths and net.sockets: TCP connections of watched processes, by sock_diag."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from probing.api.errors import ProbingError
-from probing.api.tables.net import PATHS, TCP
+from probing.api.tables.net import PATHS, SOCKETS, TCP
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
 from probing.daemon.net.tcp.connections import Found, Reading, by_process, found_of, paths
+from probing.daemon.net.tcp.endpoints import Endpoints
 from probing.daemon.net.tcp.owners import Owners
 from probing.daemon.net.tcp.quiet import Quiet
 from probing.daemon.net.tcp.rows import Columns, path_batch, tcp_batch
-from probing.daemon.net.tcp.sock_diag import read_sockets
+from probing.daemon.net.tcp.sock_diag import LISTEN, read_sockets
 from probing.daemon.net.tcp.sockets import DiagSockets
 from probing.daemon.net.tcp.totals import NamespaceTotals
 from probing.daemon.processes.readers import Readers
@@ -52,6 +54,7 @@ class TcpSource(Source):
         self._sockets = DiagSockets(readers)
         self._before: dict[int, Reading] = {}
         self._quiet = Quiet()
+        self._endpoints = Endpoints()
         self._totals = NamespaceTotals(readers)
         self._rest_until = 0.0
         self._reasons: list[str] = []
@@ -79,6 +82,10 @@ class TcpSource(Source):
         """A watched process of each network namespace, by its inode. From any thread."""
         return self._owners.namespaces
 
+    @property
+    def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
+        return {SOCKETS.name: lambda pair: self._endpoints.rows(self._node, pair.real_ns)}
+
     def stop(self) -> None:
         self._sockets.close()
 
@@ -95,7 +102,8 @@ class TcpSource(Source):
             return
         who = {identity.key: identity for identity in watched}
         self._reasons = self._sockets.open(self._owners.namespaces)
-        readings = {netns: self._read(netns) for netns in self._sockets.namespaces}
+        readings = {netns: self._read(netns, who) for netns in self._sockets.namespaces}
+        self._endpoints.keep(readings, self._clock.pair().real_ns)
         unknown = [self._rows(netns, reading, who) for netns, reading in readings.items() if reading is not None]
         self._before = {netns: reading for netns, reading in readings.items() if reading is not None}
         self._owners.unknown(any(unknown))
@@ -110,14 +118,16 @@ class TcpSource(Source):
         state = "degraded" if self._reasons and not self._before else ""
         return [totals.of(self.name, self.table, state=state, reason=reason, detail=self._detail)]
 
-    def _read(self, netns: int) -> Reading | None:
+    def _read(self, netns: int, who: dict[ProcessKey, Identity]) -> Reading | None:
         try:
             sockets = read_sockets(self._sockets.of(netns))
         except ProbingError as e:
             self._reasons.append(e.message)
             self._sockets.drop(netns)
             return None
-        return Reading(sockets, time.monotonic_ns())
+        owners, named = self._owners.of(sockets["inode"].astype(np.int64)), [who.get(k) for k in self._owners.processes]
+        self._endpoints.read(netns, sockets, owners, named, self._clock.pair().real_ns)
+        return Reading(sockets[sockets["state"] != LISTEN], time.monotonic_ns())
 
     def _rows(self, netns: int, now: Reading, who: dict[ProcessKey, Identity]) -> bool:
         """Puts the rows of a namespace. Returns whether there are new connections that nobody was seen to hold."""

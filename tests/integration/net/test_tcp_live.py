@@ -1,4 +1,7 @@
-"""net.tcp and net.paths of real connections, on loopback and between network namespaces, beside what ``ss`` says."""
+"""net.tcp, net.paths and net.sockets of real connections, on loopback and between network namespaces.
+
+What ``ss`` says is compared with it.
+"""
 
 from __future__ import annotations
 
@@ -127,6 +130,31 @@ def test_retransmits_of_one_rank_and_its_wait_for_an_answer(readers: ReaderPool)
             assert (again["timeouts"], again["unacked"]) == (0, 0)
             total = int(re.findall(r"retrans:\d+/(\d+)", said)[0])
             assert waiting["retrans"] + again["retrans"] == total
+        finally:
+            world.source.stop()
+
+
+def test_a_socket_that_a_rank_closed_is_still_known_as_its_own(readers: ReaderPool) -> None:
+    with connected() as (sender, taker):
+        world = World(readers, sender, taker)
+
+        def states() -> dict[int, str]:
+            rows = (
+                world.source.live_tables["net.sockets"](SystemClock().pair()).drop_columns(["ts", "seen"]).to_pylist()
+            )
+            assert {row["local_address"] for row in rows} == {row["peer_address"] for row in rows} == {"127.0.0.1"}
+            return {row["rank"]: row["state"] for row in rows if row["local_port"] == (sender, taker)[row["rank"]].port}
+
+        def closed() -> bool:
+            world.tick()
+            return states()[0] == "closed"
+
+        try:
+            world.tick()
+            # What listens is closed by now, and the accepted connection has its port.
+            assert states() == {0: "open", 1: "open"}
+            sender.send(-1)
+            until(closed, what="the end of the connection of rank 0")
         finally:
             world.source.stop()
 

@@ -31,6 +31,10 @@ class Node:
             "comm.inflight": [],
             "gpu.devices": [],
             "rdma.qps": [],
+            "net.sockets": [
+                {**who, "state": state, "local_address": "10.0.0.1", "local_port": port, "seen": NOW}
+                for state, port in (("open", 7), ("closed", 8), ("closed", 9), ("listens", 9), ("closed", 7))
+            ],
             "process.envs": [{**who, "name": "MASTER_PORT", "value": "1"}, {**who, "name": "HOME", "value": "/"}],
         }
         self.cpu_ns = 0
@@ -81,6 +85,12 @@ def test_a_job_has_its_live_rows_and_conditions() -> None:
     assert rank.env == (("MASTER_PORT", "1"),)
     assert rank.condition is not None
     assert rank.condition.cpu_ns == 10
+    # A port that is in use again is not closed.
+    assert [(end.text, end.closed) for end in rank.endpoints] == [
+        ("10.0.0.1:9", False),
+        ("10.0.0.1:7", False),
+        ("10.0.0.1:8", True),
+    ]
     # Both readings failed, and the failure is named once.
     assert [one.text for one in facts.missing] == [
         "no stacks of job j: it does not answer",

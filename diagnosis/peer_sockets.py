@@ -1,0 +1,120 @@
+"""Finds whose socket an error names, and so which rank closed its connections first.
+
+Addresses in errors: gloo's "[127.0.0.1]:49552" (Address::str of gloo/transport/tcp/address.cc), NCCL's
+"10.0.0.1<49552>" (ncclSocketToString of src/misc/socket.cc), and c10d's "[localhost]:29500"
+(torch/csrc/distributed/c10d/socket.cpp), which names both ends. The gloo of torch 2.13 writes ports in network order,
+later ones do not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from probing.diagnosis.case import Case
+from probing.diagnosis.facts import Endpoint, Rank
+
+__all__ = ("PEER_GONE", "Named", "first_to_close", "named_by")
+
+PEER_GONE = re.compile(
+    r"[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|EPIPE|[Tt]imed out waiting|[Ss]ocket [Tt]imeout"
+    r"|remote process exited|ncclRemoteError|ncclSystemError|unhandled system error|NCCL communicator was aborted"
+    r"|[Ww]atchdog caught collective|recvValue failed"
+)
+# Errors of these kinds alone say that the other end has closed a connection: one that is late has not.
+_CLOSED = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|EPIPE|recvValue failed")
+# What is cut has an ellipsis: the port may lack digits.
+_PORT = r"([0-9]{1,5})(?![0-9…])"
+_ADDRESS = re.compile(
+    rf"\[([0-9A-Za-z.:]{{2,64}})\]:{_PORT}|([0-9A-Fa-f.:]{{3,64}})<{_PORT}>|([0-9]{{1,3}}(?:\.[0-9]{{1,3}}){{3}}):{_PORT}"
+)
+_OF_GLOO = re.compile(r"(?:by peer|[a-z] error) \[")
+_MOST_ADDRESSES = 8
+# Texts of facts are cut to these lengths without an ellipsis.
+_CUT = frozenset((200, 300))
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An error of ``rank`` says that a connection is closed, and names ``endpoint``, a socket of the rank ``owner``.
+
+    ``port``: as the error writes it.
+    """
+
+    rank: int
+    owner: int
+    endpoint: Endpoint
+    port: int
+
+    def as_text(self) -> str:
+        closed = ", which is closed" if self.endpoint.closed else ""
+        swapped = f" (its port as {self.port}, with swapped bytes)" if self.port != self.endpoint.port else ""
+        return (
+            f"the error of rank {self.rank} names {self.endpoint.text}{swapped}, a socket of rank {self.owner}{closed}"
+        )
+
+
+def first_to_close(case: Case, fell: Collection[int]) -> tuple[Rank | None, tuple[Named, ...]]:
+    """Returns the rank that closed its connections before all others, and the errors that name sockets of it.
+
+    ``fell``: ranks that ended since a peer was gone. None: no error names a socket of a rank that did not fail itself,
+    or they name those of several.
+    """
+    named = [one for rank in case.facts.ranks for one in named_by(case, rank)]
+    failed = {*fell, *(rank.rank for rank in case.facts.ranks if any(PEER_GONE.search(t) for t in _errors(rank)))}
+    firsts = {one.owner for one in named} - failed
+    if len(firsts) != 1:
+        return None, ()
+    (first,) = firsts
+    return case.ranks[first], tuple(one for one in named if one.owner == first)
+
+
+def named_by(case: Case, rank: Rank) -> Iterator[Named]:
+    """Yields whose sockets the errors of ``rank`` name, each owner once; an address that several had is left out."""
+    owners = set[int]()
+    for address, *ports in _addresses(rank):
+        having = {other.rank: end for other in case.facts.ranks if (end := _owned(other, rank, address, ports))}
+        if len(having) == 1:
+            ((owner, endpoint),) = having.items()
+            if owner != rank.rank and owner not in owners:
+                owners.add(owner)
+                yield Named(rank.rank, owner, endpoint, ports[0])
+
+
+def _addresses(rank: Rank) -> list[tuple[str, *tuple[int, ...]]]:
+    """Returns the addresses in the errors of ``rank``, each with the ports that it may mean."""
+    found: dict[tuple[str, *tuple[int, ...]], None] = {}
+    for text in _errors(rank):
+        for match in _ADDRESS.finditer(text) if _CLOSED.search(text) else ():
+            address, port = [group for group in match.groups() if group is not None]
+            if not (match.end() == len(text) and len(text) in _CUT):
+                swapped = (int(port) & 0xFF) << 8 | int(port) >> 8
+                found[(_plain(address), int(port), *((swapped,) if _OF_GLOO.search(text) else ()))] = None
+    return list(found)[:_MOST_ADDRESSES]
+
+
+def _errors(rank: Rank) -> list[str]:
+    texts = [*rank.logs, *(o.error for o in (*rank.done, *rank.open)), *(w.async_error for w in rank.witnesses)]
+    return [text for text in texts if text]
+
+
+def _plain(address: str) -> str:
+    """Returns an address as Python writes it, one of IPv4 within IPv6 as IPv4; "loopback" for all of those."""
+    if address == "localhost":
+        return "loopback"
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    found = getattr(found, "ipv4_mapped", None) or found
+    return "loopback" if found.is_loopback else str(found)
+
+
+def _owned(owner: Rank, by: Rank, address: str, ports: Collection[int]) -> Endpoint | None:
+    """Returns the socket of ``owner`` with this address; a loopback address is of the node of the rank ``by``."""
+    if address == "loopback" and owner.node != by.node:
+        return None
+    having = (end for end in owner.endpoints if end.port in ports and _plain(end.address) == address)
+    return max(having, key=lambda end: not end.closed, default=None)
