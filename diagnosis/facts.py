@@ -32,6 +32,7 @@ __all__ = (
     "Series",
     "Step",
     "Thread",
+    "TimeOut",
     "Witness",
 )
 
@@ -237,7 +238,8 @@ class Witness:
     of the communicator in the library). ``ts_ns``: when the source looked, or for probe when the error was first seen;
     None if not known. ``launched``: names of operations and how many of each the rank has launched (ras).
     ``operations``: its last ones (flight_recorder); their ``seq`` is not that of the probes, their ``count`` is that of
-    the input. ``missing``: ras could not reach the rank. ``dead``: ras considers it dead.
+    the input. ``time_out_ns``: of the last of them. ``missing``: ras could not reach the rank. ``dead``: ras considers
+    it dead.
     """
 
     source: str
@@ -250,6 +252,7 @@ class Witness:
     async_error: str | None = None
     aborted: bool | None = None
     state: str | None = None
+    time_out_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +270,14 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeOut:
+    """How long an operation on a communicator may take before the library ends it: of the process group's options."""
+
+    comm: str
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rank:
     """A rank of the job. ``state``: running, stopped, blocked, zombie, exited or unknown.
 
@@ -274,7 +285,8 @@ class Rank:
     lost lately. ``open`` and ``done``: its operations, at most the last 64 of each communicator. ``env``: MASTER_ADDR,
     MASTER_PORT, WORLD_SIZE and others that ``ranks check`` compares. ``logs``: its last stored lines.
     ``witnesses``: reports of RAS and the flight recorder, and errors of communicators. ``endpoints``: its sockets, and
-    those that it closed in the last ten minutes, as far as they were seen.
+    those that it closed in the last ten minutes, as far as they were seen. ``time_outs``: of the communicators in
+    which it has operations in flight, while the job stands still.
     """
 
     rank: int
@@ -303,6 +315,7 @@ class Rank:
     env: tuple[tuple[str, str], ...] = ()
     witnesses: tuple[Witness, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
+    time_outs: tuple[TimeOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

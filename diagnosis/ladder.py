@@ -35,6 +35,7 @@ from probing.diagnosis.rules import (
     slow_rank,
     undecided,
 )
+from probing.diagnosis.time_outs import with_time_out
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING, Finding, Verdict
 
 __all__ = ("RULES", "Diagnosis", "Rule", "diagnose")
@@ -94,8 +95,8 @@ class Diagnosis:
 
 
 def _completed(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with what witnesses, hardware and known bugs add, and with what to do."""
-    for add in (corroborated, with_symptoms, with_known_bugs, advised):
+    """Returns ``finding`` with what witnesses, hardware and known bugs add, and with what to do and when it ends."""
+    for add in (corroborated, with_symptoms, with_known_bugs, with_time_out, advised):
         finding = add(case, finding)
     return finding
 

@@ -10,7 +10,7 @@ from probing.diagnosis.facts import Facts, Frame, Missing
 from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.verdict import NOTE, Advice, Finding, StackOf
 
-__all__ = ("CANNOT_TELL", "HEALTHY", "as_dict", "finding_dict", "stack_dict", "utc_text")
+__all__ = ("CANNOT_TELL", "HEALTHY", "as_dict", "ending_dict", "finding_dict", "stack_dict", "utc_text")
 
 HEALTHY = "healthy"
 CANNOT_TELL = "cannot_tell"
@@ -57,6 +57,7 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
         "refuted_by": list(finding.refuted_by),
         "next_steps": list(finding.next_steps),
         "advice": _advice(finding.advice),
+        "ends": ending_dict(finding.ends.at_ns, finding.ends.by) if finding.ends is not None else None,
         "stacks": [stack_dict(stack) for stack in finding.stacks],
     }
 
@@ -78,6 +79,11 @@ def stack_dict(stack: StackOf) -> dict[str, Any]:
         "native_missing": thread.native_missing or None,
         "frames": [_frame(frame) for frame in thread.frames],
     }
+
+
+def ending_dict(at_ns: int, by: str) -> dict[str, Any]:
+    """Returns what ends a job, and when."""
+    return {"at": utc_text(at_ns), "by": by}
 
 
 def utc_text(ns: int | None) -> str | None:
@@ -114,6 +120,7 @@ def _nothing(facts: Facts, missing: Sequence[Missing]) -> Mapping[str, Any]:
         "sentence": "nothing is wrong with the job" if seen else "no rank of the job was seen",
         **{name: [] for name in ("culprits", "victims", "evidence", "missing", "refuted_by", "next_steps", "stacks")},
         "advice": None,
+        "ends": None,
         "since": None,
         "about": "",
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from probing.diagnosis.facts import Thread
 
-__all__ = ("CANNOT_TELL", "ERROR", "NOTE", "WARNING", "Advice", "Culprit", "Finding", "StackOf", "Verdict")
+__all__ = ("CANNOT_TELL", "ERROR", "NOTE", "WARNING", "Advice", "Culprit", "Ending", "Finding", "StackOf", "Verdict")
 
 ERROR = "error"
 """The job stands still, died or computes wrongly."""
@@ -84,13 +84,21 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """What ends the job if nobody does. ``at_ns``: on the common clock. ``by``: as "gloo's time-out (30 min)"."""
+
+    at_ns: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What a rule found. ``sentence``: the first line for people. ``confidence``: 0 to 1. ``since_ns``: on the common
     clock. ``victims``: the ranks that wait for the culprits.
 
     ``about``: distinguishes this finding from others of its verdict, as communicator and seq. Job, run, verdict,
     culprits and ``about`` identify a finding, so ``about`` must not change while the situation lasts. ``advice``: None
-    until the ladder has added it.
+    until the ladder has added it. ``ends``: None where no time-out is known.
     """
 
     verdict: Verdict
@@ -107,3 +115,4 @@ class Finding:
     next_steps: tuple[str, ...] = ()
     stacks: tuple[StackOf, ...] = field(default=())
     advice: Advice | None = None
+    ends: Ending | None = None

@@ -29,6 +29,8 @@ _COLUMNS = (
     Column("advice", NAME, "restart, restart_without (one of the nodes), do_not_restart or wait; NULL: not known."),
     Column("advice_nodes", TEXT, "With restart_without: the nodes to leave out, as a,b."),
     Column("advice_reason", TEXT, "Why, a clause."),
+    Column("ends", TIME, "When a time-out of the communication library ends the wait, UTC; NULL: not known."),
+    Column("ends_by", TEXT, "What ends it then, as gloo's time-out (30 min, the default)."),
     Column("stacks", TEXT, "JSON: list of stacks of culprits and of a victim, as `stacks -f json` with a role."),
     Column("since", TIME, "Since when it is so, UTC; NULL when not known."),
     Column("opened", TIME, "When it was first found, UTC."),

@@ -71,7 +71,9 @@ def _page(diagnosis: Diagnosis, width: int | None, brief: bool) -> list[str]:
     refuted_by = worst.refuted_by or (worst.verdict.refuted_by,)
     lines += _section("What would refute it", () if brief else refuted_by)
     steps = worst.next_steps or worst.verdict.next_steps
-    lines += _section("Do next", [_advice(worst), *(_filled_in(step, facts.job, worst) for step in steps)])
+    lines += _section(
+        "Do next", [_advice(worst), _ends(worst), *(_filled_in(step, facts.job, worst) for step in steps)]
+    )
     return [*lines, *_section("Also", [f"{other.severity}: {other.sentence}" for other in others])]
 
 
@@ -108,6 +110,12 @@ def _advice(finding: Finding) -> str:
         return ""
     words = _ADVICE[advice.action].format(nodes=f"node{'s' if len(advice.nodes) > 1 else ''} {', '.join(advice.nodes)}")
     return f"{words}: {advice.reason}."
+
+
+def _ends(finding: Finding) -> str:
+    if finding.ends is None:
+        return ""
+    return f"If nobody ends it, {finding.ends.by} does at {clock(utc(finding.ends.at_ns))}."
 
 
 def _victims(finding: Finding) -> list[str]:

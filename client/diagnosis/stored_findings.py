@@ -22,7 +22,7 @@ from probing.diagnosis.advice import ACTIONS
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.ladder import RULES, Diagnosis
-from probing.diagnosis.verdict import ERROR, Advice, Culprit, Finding
+from probing.diagnosis.verdict import ERROR, Advice, Culprit, Ending, Finding
 from probing.diagnosis.words import exit_text, ranks_of, time_text
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ __all__ = ("with_stored_findings",)
 _VERDICTS = {verdict.id: verdict for rule in RULES for verdict in rule.VERDICTS}
 _MOST_JOBS = 64
 _MOST_NAMED = 4
-_COLUMNS = ("about", "since", "closed", "culprits", "evidence", "next_steps", "advice", "advice_nodes", "advice_reason")
+_COLUMNS = (
+    *("about", "since", "closed", "culprits", "evidence", "next_steps", "advice", "advice_nodes", "advice_reason"),
+    *("ends", "ends_by"),
+)
 
 
 def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
@@ -127,6 +130,7 @@ def _finding(case: Case, row: Row) -> Finding:
         tuple(_texts(row["next_steps"])) or verdict.next_steps,
         case.stacks(present, [rank for rank in victims if rank in case.ranks]),
         _advice(row),
+        _ending(row, facts.taken_ns),
     )
 
 
@@ -148,6 +152,11 @@ def _advice(row: Row) -> Advice | None:
         return None
     nodes = tuple(str(row["advice_nodes"] or "").split(",")) if row["advice_nodes"] else ()
     return Advice(str(row["advice"]), str(row["advice_reason"] or ""), nodes)
+
+
+def _ending(row: Row, now_ns: int) -> Ending | None:
+    at = _ns(row["ends"])
+    return Ending(at, str(row["ends_by"] or "")) if at is not None and at > now_ns else None
 
 
 def _timed(row: Row, now_ns: int) -> str:

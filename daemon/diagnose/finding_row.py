@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.diagnosis.report import finding_dict, utc_text
+from probing.diagnosis.report import ending_dict, finding_dict, utc_text
 from probing.diagnosis.verdict import Finding
 
 __all__ = ("finding_id", "finding_report", "finding_row")
@@ -47,6 +47,8 @@ def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> dict[st
         "advice": advice.action if advice is not None else None,
         "advice_nodes": ",".join(advice.nodes)[:_MAX_TEXT] if advice is not None else None,
         "advice_reason": advice.reason[:_MAX_TEXT] if advice is not None else None,
+        "ends": finding.ends.at_ns if finding.ends is not None else None,
+        "ends_by": finding.ends.by if finding.ends is not None else None,
         "since": finding.since_ns,
         "opened": opened_ns,
         "closed": None,
@@ -61,7 +63,9 @@ def finding_report(row: Mapping[str, Any]) -> dict[str, Any]:
     plain = ("job", "run", "finding_id", "state", "verdict", "severity", "confidence", "sentence", "about")
     advice = {"action": row.get("advice"), "nodes": _split(row.get("advice_nodes")), "reason": row.get("advice_reason")}
     known = advice if row.get("advice") else None
-    return {**{name: row[name] for name in plain}, **times, **lists, "victims": victims, "advice": known, "others": []}
+    ends = ending_dict(row["ends"], row["ends_by"]) if row.get("ends") else None
+    more = {"victims": victims, "advice": known, "ends": ends, "others": []}
+    return {**{name: row[name] for name in plain}, **times, **lists, **more}
 
 
 def _split(text: str | None) -> list[str]:

@@ -26,6 +26,7 @@ from probing.diagnosis.facts import (
     Process,
     Rank,
     Thread,
+    TimeOut,
 )
 
 __all__ = ("Gathered", "facts_of_run")
@@ -46,6 +47,10 @@ _ENV = frozenset(
         "MASTER_PORT",
         "TORCHELASTIC_RESTART_COUNT",
         "TORCHELASTIC_RUN_ID",
+        "NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_BLOCKING_WAIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "TORCH_NCCL_BLOCKING_WAIT",
         "SLURM_PROCID",
         "SLURM_LOCALID",
         "SLURM_NTASKS",
@@ -71,6 +76,7 @@ class Gathered:
     hardware: Rows
     devices: Rows
     missing: Sequence[Missing]
+    time_outs: Mapping[Key, tuple[TimeOut, ...]]
 
 
 def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) -> Facts:
@@ -170,6 +176,7 @@ def _rank(gathered: Gathered, number: int, one: JobProcess, operations: Operatio
         steps=tuple(past.steps[-_MAX_STEPS:]),
         series=tuple(past.series),
         logs=tuple(past.logs),
+        time_outs=gathered.time_outs.get(one.key, ()),
     )
 
 

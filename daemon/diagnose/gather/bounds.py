@@ -81,6 +81,7 @@ def _bare(rank: Rank) -> Rank:
         witnesses=(),
         env=(),
         endpoints=(),
+        time_outs=(),
         threads=rank.threads[:1],
         condition=None,
     )

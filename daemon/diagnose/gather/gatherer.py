@@ -18,6 +18,7 @@ from probing.daemon.diagnose.gather.readings import ReadingResult, Readings
 from probing.daemon.diagnose.gather.stacks import lines_of, threads_of_processes
 from probing.daemon.diagnose.gather.statements import DAY_NS, SECOND_NS, Window, events, failed_jobs, statements
 from probing.daemon.diagnose.gather.tables import Collector, Queries, Row, Rows, live_rows, query_rows, seconds_left
+from probing.daemon.diagnose.gather.time_outs import TimeOuts
 from probing.diagnosis.facts import Condition, Facts, Missing, NodeFacts, Thread
 
 __all__ = ("Gatherer",)
@@ -65,6 +66,7 @@ class Gatherer:
         self._stall_s = stall_s
         self._now_ns = now_ns
         self._earlier = EarlierReadings()
+        self._time_outs = TimeOuts(collector)
 
     def read_ahead(self, job: str, *, timeout: float) -> None:
         """Reads the conditions of a job's processes, so that facts of the next 90 s have the differences to now.
@@ -174,6 +176,7 @@ class Gatherer:
             parts,
             request.devices,
             [*request.missing, *missing, *lacking, *read.missing],
+            self._time_outs.of_job(job, live.get("comm.inflight", ()), deadline) if window.still and readings else {},
         )
         runs = _runs(known.values(), run, self._now_ns())
         if not runs:

@@ -42,6 +42,8 @@ class Collector(Protocol):
 
     def conditions(self, pids: Sequence[int], job: str, timeout: float) -> Mapping[str, Any]: ...
 
+    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> Mapping[str, Any]: ...
+
 
 def seconds_left(deadline: float) -> float:
     """Returns the seconds to ``deadline`` (time.monotonic()), 0.05 at least."""

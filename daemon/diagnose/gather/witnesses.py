@@ -20,6 +20,7 @@ _LAUNCHED = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce"
 _MAX_OF_A_RANK = 32
 _MAX_TEXT = 200
 _MAX_MISSING = 16
+_LONGEST_MS = 10**11
 
 # The newest report about each communicator.
 RAS_SQL = f"""
@@ -36,7 +37,7 @@ WITH newest AS (
 )
 SELECT epoch_ns(f.ts) AS ts_ns, f.pid, f.start_ns, f.record_id, f.pg_name, f.pg_desc, f.collective_seq_id,
   f.p2p_seq_id, f.is_p2p, f.profiling_name, f.state, f.input_sizes, f.input_dtypes, f.time_created_ns,
-  f.time_discovered_completed_ns
+  f.time_discovered_completed_ns, f.timeout_ms
 FROM python.torch_nccl_flight_record AS f JOIN newest AS n
   ON f.pid = n.pid AND f.start_ns = n.start_ns AND f.snapshot_id = n.snapshot_id
 WHERE f.job = {job} AND f.ts > now() - INTERVAL 1 HOUR
@@ -146,14 +147,28 @@ def _flight(
 ) -> None:
     groups: dict[tuple[int, str], list[Operation]] = defaultdict(list)
     times: dict[tuple[int, str], int] = {}
+    time_outs: dict[tuple[int, str], int | None] = {}
     for row in rows:
         rank = places.get((row["pid"], row["start_ns"]))
         if rank is not None:
             comm = _comm_of(row, rank, communicators)
             groups[rank, comm].append(_operation(row, comm))
             times[rank, comm] = row["ts_ns"]
+            time_outs[rank, comm] = _nanoseconds(row["timeout_ms"])
     for (rank, comm), operations in groups.items():
-        said[rank].append(Witness("flight_recorder", comm, times[rank, comm], operations=tuple(operations)))
+        said[rank].append(
+            Witness(
+                "flight_recorder",
+                comm,
+                times[rank, comm],
+                operations=tuple(operations),
+                time_out_ns=time_outs[rank, comm],
+            )
+        )
+
+
+def _nanoseconds(ms: int | None) -> int | None:
+    return ms * 1_000_000 if ms is not None and 0 < ms <= _LONGEST_MS else None
 
 
 def _comm_of(row: _Row, rank: int, communicators: Sequence[Communicator]) -> str:

@@ -21,7 +21,7 @@ TIMEOUT_S = 1.0
 _JAX = "module:jax._src.distributed.global_state"
 _VLLM = "module:vllm.distributed.parallel_state._WORLD"
 _TORCH = "module:torch.distributed.distributed_c10d._world._default_pg"
-_GROUP = re.compile(r"ProcessGroup\(rank=([0-9]{1,9}), size=([0-9]{1,9})\)")
+_GROUP = re.compile(r"ProcessGroup\(rank=([0-9]{1,9}), size=([0-9]{1,9})(?:, [^()]*)?\)")
 # rank, number of ranks, local rank, coordinator
 _NAMES = (
     (f"{_JAX}.process_id", f"{_JAX}.num_processes", "", f"{_JAX}.coordinator_address"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,7 +47,9 @@ time.sleep(600)
 SET = "state.process_id, state.num_processes, state.coordinator_address = {}, {}, {}"
 
 
-def seen(python: str, code: str) -> ModuleState | None:
+@contextmanager
+def reading(python: str, code: str) -> Iterator[tuple[Values, int, int]]:
+    """Gives what reads the values of a process that runs ``code``, its pid and start."""
     with child(python, "-u", "-c", code) as process:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
@@ -52,10 +57,15 @@ def seen(python: str, code: str) -> ModuleState | None:
         stacks = PythonStacks(ReadersOfValues(), LocalParsers())
         values = Values(ReadersOfValues(), stacks.prepare)
         try:
-            return module_state(values, process.pid, start_ns)
+            yield values, process.pid, start_ns
         finally:
             values.close()
             stacks.close()
+
+
+def seen(python: str, code: str) -> ModuleState | None:
+    with reading(python, code) as (values, pid, start_ns):
+        return module_state(values, pid, start_ns)
 
 
 @each_interpreter
@@ -80,6 +90,25 @@ time.sleep(600)
 
 def test_torch_names_rank_and_size(tmp_path: Path) -> None:
     assert seen(sys.executable, TORCH.format(folder=tmp_path)) == ModuleState(Ranks(0, 1))
+
+
+GROUPS = TORCH.replace(
+    "print(",
+    """from datetime import timedelta
+dist.new_group([0], timeout=timedelta(seconds=777))
+dist.group.WORLD._get_backend(__import__("torch").device("cpu"))._set_default_timeout(timedelta(minutes=31))
+print(""",
+)
+
+
+def test_each_group_of_torch_has_its_time_out(tmp_path: Path) -> None:
+    name = "module:torch.distributed.distributed_c10d._pg_names"
+    with reading(sys.executable, GROUPS.format(folder=tmp_path)) as (values, pid, start_ns):
+        (row,) = values.of_process(pid, start_ns, [name], time.monotonic() + 5)
+    assert row["value"] == (
+        "{ProcessGroup(rank=0, size=1, gloo, timeout=1860000 ms): '0',"
+        " ProcessGroup(rank=0, size=1, gloo, timeout=777000 ms): '1'}"
+    )
 
 
 @pytest.mark.parametrize("words", ["0, 0", "7 << 60, 7", "id(kept) + 16, 23", "4104, 0"])

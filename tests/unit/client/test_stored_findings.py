@@ -50,6 +50,8 @@ def row(**fields: Any) -> dict[str, Any]:
         "advice": "restart_without",
         "advice_nodes": "a",
         "advice_reason": "GPU 3 is lost",
+        "ends": moment(NOW + 60 * 10**9),
+        "ends_by": "gloo's time-out (99 s)",
     }
     return {**own, **fields}
 
@@ -93,6 +95,10 @@ def test_an_open_finding_stays_while_the_job_stands_still() -> None:
     assert "rank 1 now: it runs in load, data.py:12" in page
     assert "this look alone does not show it" in page
     assert "  - Restart the job without node a: GPU 3 is lost.\n" in page
+    assert "  - If nobody ends it, gloo's time-out (99 s) does at 2027-01-15 08:01:00Z.\n" in page
+    # It did not.
+    late = people([shown(Node(row(ends=moment(ago(1)))), look())], None)
+    assert "If nobody ends it" not in late
 
 
 @pytest.mark.parametrize(
