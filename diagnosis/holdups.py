@@ -15,6 +15,7 @@ __all__ = (
     "HoldUp",
     "LongestWait",
     "about",
+    "destroyed_text",
     "doubts",
     "edge_text",
     "hold_ups",
@@ -115,6 +116,16 @@ def _group_text(case: Case, comm: str | None) -> str:
     known = case.communicators.get(comm)
     name = known.name if known and known.name else comm
     return f"{known.role} ({name})" if known and known.role not in (None, "unknown", "world") else name
+
+
+def destroyed_text(case: Case, rank: int, comm: str | None) -> str:
+    """Returns "rank 1 has destroyed default_pg 12 s ago"; an empty text where it has not."""
+    left = (w for w in case.ranks[rank].witnesses if (w.source, w.comm, w.state) == ("probe", comm, "destroyed"))
+    witness = next(left, None)
+    if witness is None:
+        return ""
+    ago = f" {time_text(max(0, case.now(rank) - witness.ts_ns))} ago" if witness.ts_ns is not None else ""
+    return f"rank {rank} has destroyed {clean(_group_text(case, comm))}{ago}"
 
 
 def about(edge: Edge | Wait) -> str:

@@ -74,7 +74,7 @@ def first_to_close(case: Case, fell: Collection[int]) -> tuple[Rank | None, tupl
 def named_by(case: Case, rank: Rank) -> Iterator[Named]:
     """Yields whose sockets the errors of ``rank`` name, each owner once; an address that several had is left out."""
     owners = set[int]()
-    for address, *ports in _addresses(rank):
+    for address, ports in _addresses(rank):
         having = {other.rank: end for other in case.facts.ranks if (end := _owned(other, rank, address, ports))}
         if len(having) == 1:
             ((owner, endpoint),) = having.items()
@@ -83,15 +83,15 @@ def named_by(case: Case, rank: Rank) -> Iterator[Named]:
                 yield Named(rank.rank, owner, endpoint, ports[0])
 
 
-def _addresses(rank: Rank) -> list[tuple[str, *tuple[int, ...]]]:
+def _addresses(rank: Rank) -> list[tuple[str, tuple[int, ...]]]:
     """Returns the addresses in the errors of ``rank``, each with the ports that it may mean."""
-    found: dict[tuple[str, *tuple[int, ...]], None] = {}
+    found: dict[tuple[str, tuple[int, ...]], None] = {}
     for text in _errors(rank):
         for match in _ADDRESS.finditer(text) if _CLOSED.search(text) else ():
             address, port = [group for group in match.groups() if group is not None]
             if not (match.end() == len(text) and len(text) in _CUT):
                 swapped = (int(port) & 0xFF) << 8 | int(port) >> 8
-                found[(_plain(address), int(port), *((swapped,) if _OF_GLOO.search(text) else ()))] = None
+                found[_plain(address), (int(port), swapped) if _OF_GLOO.search(text) else (int(port),)] = None
     return list(found)[:_MOST_ADDRESSES]
 
 

@@ -8,7 +8,7 @@ from probing.diagnosis.case import Case
 from probing.diagnosis.clocks import apart_ns
 from probing.diagnosis.deaths import Death, First, Kind, behind, deaths, first_of, lost_worker
 from probing.diagnosis.facts import Rank
-from probing.diagnosis.holdups import operation_text
+from probing.diagnosis.holdups import destroyed_text, operation_text
 from probing.diagnosis.peer_sockets import Named, first_to_close
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.waits import INIT, Wait, is_p2p
@@ -196,7 +196,7 @@ def _absentee(case: Case, absent: Sequence[Rank], named: Sequence[Named], died: 
         evidence=(
             *_evidence(case, died[0], died),
             *(one.as_text() for one in named[:_MOST]),
-            *(_last_call(case, rank) for rank in late[:_MOST]),
+            *(text for rank in late[:_MOST] for text in _last_call(case, rank)),
         ),
         refuted_by=(RANK_DIED.refuted_by,),
         next_steps=("Look at what that rank does: `probingctl stacks --rank R --native`.", *RANK_DIED.next_steps),
@@ -211,10 +211,12 @@ def _absent_culprit(case: Case, rank: Rank, died: Sequence[Death]) -> Culprit:
     return Culprit(rank.rank, rank.node, rank.pid, f"{_why(death)}, {later} after them", "exited")
 
 
-def _last_call(case: Case, rank: Rank) -> str:
+def _last_call(case: Case, rank: Rank) -> Iterator[str]:
     late = next(p for p in rank.progress if p.seq is not None and p.seq < case.furthest[p.comm])
     call = operation_text(case, late.comm, late.op, late.seq)
-    return f"rank {rank.rank} last called {call}, and others have called seq {case.furthest[late.comm]}"
+    yield f"rank {rank.rank} last called {call}, and others have called seq {case.furthest[late.comm]}"
+    if left := destroyed_text(case, rank.rank, late.comm):
+        yield left
 
 
 def _gone(case: Case) -> list[Rank]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from probing.diagnosis.activity.requests import IDLE
 from probing.diagnosis.case import Case
-from probing.diagnosis.holdups import HoldUp, doubts, edge_text, hold_ups, lowered, operation_text, site
+from probing.diagnosis.holdups import HoldUp, destroyed_text, doubts, edge_text, hold_ups, lowered, operation_text, site
 from probing.diagnosis.rules.absent import ended
 from probing.diagnosis.stalls import last_seen_ns
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
@@ -149,6 +149,8 @@ def _evidence(case: Case, hold_up: HoldUp, named: list[int]) -> Iterator[str]:
     yield f"{ranks_wait(same)} in {call}, the first for {time_text(hold_up.age_ns)}"
     for rank in named[:_MOST_NAMED]:
         yield _last_of(case, rank, edge.comm)
+        if left := destroyed_text(case, rank, edge.comm):
+            yield left
         yield from case.activity(rank).evidence
     if others := [r for r in hold_up.victims if r not in hold_up.waiters]:
         yield f"{ranks_wait(others)} for these in turn"

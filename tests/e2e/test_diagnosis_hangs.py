@@ -24,6 +24,7 @@ from diagnosis_corpus import (
     watching,
 )
 from diagnosis_faults import HANGS, IN_GATE, LATE
+from diagnosis_jobs import Ranks, folder_of_job
 from e2e_support import Daemon, remove
 from long import LONG, long
 from waiting import until
@@ -57,6 +58,39 @@ def test_the_culprit_of_a_hang(corpus: Corpus, case: Case) -> None:
 @pytest.mark.parametrize("name", KEPT)
 def test_a_daemon_that_comes_late_names_the_culprit(corpus: Corpus, late_daemon: Daemon, name: str) -> None:
     check(CASES[name], observe(late_daemon, CASES[name], corpus.kept[name]))
+
+
+def test_a_hang_of_gloo_ends_by_its_default_time_out(corpus: Corpus) -> None:
+    corpus.outcome(CASES["lock"])
+    job = corpus.kept["lock"].job
+
+    def by() -> str:
+        answer = json.loads(corpus.daemon.ctl("-f", "json", "diagnose", "--job", job, check=3).stdout)
+        return answer["ends"]["by"] if answer["ends"] else ""
+
+    assert until(by, what="the time-out of the group") == "gloo's time-out (30 min, the default)"
+
+
+@long
+def test_a_hang_ends_when_its_finding_says(make_daemon: Callable[..., Daemon]) -> None:
+    daemon, case = watching(make_daemon("n4")).start(), CASES["lock"]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(folder_of_job())
+        ranks = Ranks(daemon.name, folder, case.script, case.name, case.ranks, TIME_OUT_S="30")
+        stack.callback(ranks.wait)
+        stack.callback(ranks.kill)
+        ranks.start()
+        await_steps(daemon, case, ranks)
+        ranks.go()
+        await_fault(case, ranks)
+        of_job = f"WHERE job = '{ranks.job}'"
+        ends = f"SELECT epoch_ns(ends) AS at, ends_by FROM diagnosis.findings {of_job} AND ends IS NOT NULL LIMIT 1"
+        (said,) = until(lambda: daemon.rows(ends), what=lambda: f"the time of the end:\n{daemon.tail()}")
+        assert said["ends_by"] == "gloo's time-out (30 s)"
+        failed = f"SELECT epoch_ns(t_done_hi) AS at FROM comm.ops {of_job} AND error LIKE 'Timed out waiting 30000ms%'"
+        (end,) = until(lambda: daemon.rows(failed), what=lambda: f"the end of the wait:\n{ranks.output()}")
+    # The wait for a peer begins a little after the call.
+    assert 0 <= (end["at"] - said["at"]) / 1e9 < 10
 
 
 # The last test that needs the job.

@@ -107,6 +107,14 @@ def test_a_hang_in_the_middle(watching: Daemon, job: Job) -> None:
     assert answer["ranks"] == "2"
     assert answer["culprits"][0]["pid"] == job.ranks.ranks[2].pid
     assert answer["victims"] == [0, 1]
+    assert "has destroyed" not in str(answer["evidence"])
+
+
+def test_a_rank_that_destroys_its_communicator_while_others_are_in_it(watching: Daemon, job: Job) -> None:
+    job.ranks.do("destroy world", [2])
+    job.ranks.do("do 1 all_gather 7 7", [0, 1])
+    assert found(watching, job.name, is_verdict("not_joined"))["ranks"] == "2"
+    with_evidence(watching, job.name, "rank 2 has destroyed ")
 
 
 def test_a_hang_in_the_making_of_a_communicator(
@@ -196,6 +204,7 @@ def write_dump(path: Path, last: int, state: str) -> None:
     entries = [
         {"record_id": seq, "process_group": ("world", "world"), "collective_seq_id": seq, "p2p_seq_id": 0}
         | {"is_p2p": False, "input_sizes": [[7]], "input_dtypes": ["Float"], "time_created_ns": now}
+        | {"timeout_ms": 600_000}
         | {"profiling_name": "nccl:all_gather" if seq == 6 else "nccl:all_reduce"}
         | {"state": state if seq == last else "completed"}
         for seq in range(1, last + 1)
@@ -212,6 +221,8 @@ def test_dumps_of_the_flight_recorder_agree(watching: Daemon, job: Job, tmp_path
     answer = with_evidence(watching, job.name, "the flight recorder agrees")
     assert answer["ranks"] == "2"
     assert answer["confidence"] > alone["confidence"]
+    assert alone["ends"] is None
+    assert answer["ends"]["by"] == "NCCL's watchdog (10 min, the default)"
 
 
 def test_doubles_that_work_are_healthy(watching: Daemon, job: Job) -> None:

@@ -14,7 +14,7 @@ from probing.diagnosis.facts import TimeOut
 
 __all__ = ("TimeOuts",)
 
-# torch/distributed/distributed_c10d.py of 1.13 to 2.15: the name of each group; for gloo it is also the communicator.
+# torch/distributed/distributed_c10d.py of 2.13: the name of each group; for gloo it is also the communicator.
 _GROUPS = "module:torch.distributed.distributed_c10d._pg_names"
 _GROUP = re.compile(r"ProcessGroup\(rank=\d{1,9}, size=\d{1,9}, (gloo|nccl), timeout=(\d{1,12}) ms\): '([^']{1,128})'")
 _MAX_KNOWN = 1024

@@ -44,13 +44,14 @@ WHERE f.job = {job} AND f.ts > now() - INTERVAL 1 HOUR
 QUALIFY row_number() OVER (PARTITION BY f.pid, f.start_ns, f.pg_name ORDER BY f.record_id DESC) <= 8
 ORDER BY f.pid, f.record_id LIMIT 4096
 """
-# Communicators that have an error or were aborted: when that was first seen, and their newest state.
-ERRORS_SQL = """
+# Communicators that have an error, were aborted or destroyed: when that was first seen, and their newest state.
+_ENDED = "async_error IS NOT NULL OR aborted OR state IN ('failed', 'aborted', 'destroyed')"
+ERRORS_SQL = f"""
 SELECT pid, start_ns, comm, arg_max(async_error, ts) AS async_error, arg_max(aborted, ts) AS aborted,
   arg_max(state, ts) AS state,
-  epoch_ns(min(ts) FILTER (WHERE async_error IS NOT NULL OR aborted OR state IN ('failed', 'aborted'))) AS ts_ns
-FROM comm.communicators WHERE job = {job} AND comm IS NOT NULL GROUP BY pid, start_ns, comm
-HAVING count(*) FILTER (WHERE async_error IS NOT NULL OR aborted OR state IN ('failed', 'aborted')) > 0
+  epoch_ns(min(ts) FILTER (WHERE {_ENDED})) AS ts_ns
+FROM comm.communicators WHERE job = {{job}} AND comm IS NOT NULL GROUP BY pid, start_ns, comm
+HAVING count(*) FILTER (WHERE {_ENDED}) > 0
 ORDER BY ts_ns LIMIT 4096
 """
 _Row = Mapping[str, Any]

@@ -2,7 +2,7 @@
 
 A job is ``SCRIPT CASE FOLDER`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Its ranks make steps of 50 ms, in
 which they mostly sleep. Once FOLDER/go exists, all ranks leave the same step; then the case begins. The rank at fault
-writes the time into FOLDER/fault-RANK right before the fault.
+writes the time into FOLDER/fault-RANK right before the fault. TIME_OUT_S: the time-out of the group, s.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,7 +33,8 @@ class Job:
         self.size = int(os.environ["WORLD_SIZE"]) if size is None else size
 
     def join(self) -> None:
-        dist.init_process_group("gloo")
+        seconds = os.environ.get("TIME_OUT_S")
+        dist.init_process_group("gloo", timeout=timedelta(seconds=float(seconds)) if seconds else None)
 
     def due(self) -> bool:
         """Whether the harness asks for the fault."""

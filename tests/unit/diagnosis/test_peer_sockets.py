@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from diagnosis_cases import ago, elsewhere, facts, history, op, rank
+from diagnosis_cases import WORLD, ago, elsewhere, facts, history, in_collective, op, rank
 
 from probing.diagnosis.case import Case
-from probing.diagnosis.facts import Endpoint, Exit, Facts, Operation, Rank
+from probing.diagnosis.facts import Endpoint, Exit, Facts, Operation, Rank, Witness
+from probing.diagnosis.ladder import diagnose
 from probing.diagnosis.peer_sockets import named_by
 from probing.diagnosis.rules.death import find
 from probing.diagnosis.verdict import Finding
@@ -111,6 +113,16 @@ def test_errors_that_name_two_ranks_blame_neither() -> None:
     ones = [died(n, f"Connection closed by peer [10.0.0.9]:{port}") for n, port in ((0, 46084), (2, 8))]
     made = facts(ones[0], lives(1, endpoints=(CLOSED,)), ones[1], lives(3, endpoints=(Endpoint("10.0.0.9", 8),)))
     assert the(made).confidence == 0.4
+
+
+def test_a_rank_that_destroyed_the_communicator_of_the_others_is_said_to_have() -> None:
+    left = Witness("probe", WORLD, ago(25), state="destroyed")
+    gone = lives(1, lost=0, witnesses=(replace(left, state="active"), replace(left, comm="another"), left))
+    waits = [rank(r, *history(8, ago=21), op(9, ago=20), stack=in_collective()) for r in (0, 2)]
+    (finding, *_) = diagnose(facts(waits[0], gone, waits[1])).findings
+    assert (finding.verdict.id, [c.rank for c in finding.culprits]) == ("not_joined", [1])
+    assert [text for text in finding.evidence if "destroyed" in text] == ["rank 1 has destroyed default_pg 25 s ago"]
+    assert "rank 1 has destroyed default_pg 25 s ago" in the(facts(died(0), gone, died(2))).evidence
 
 
 def test_a_launcher_ends_the_rank_that_left_once_another_died_of_that() -> None:
