@@ -29,10 +29,12 @@ def handlers() -> dict[str, Any]:
 
 
 def _answer_sockets(request: Header) -> Message:
-    """The reader's request ``sockets`` {targets [[pid, start_ns], ...], timeout_ms}: payload, JSON of
-    ``held_sockets``."""
+    """The reader's request ``sockets`` {targets [[pid, start_ns], ...], timeout_ms}: {cpu_s}, and as payload the JSON
+    of ``held_sockets``."""
     deadline = time.monotonic() + min(float(request.get("timeout_ms") or 500), 5_000) / 1000
-    return Message({}, json.dumps(held_sockets(request.get("targets", []), deadline)).encode())
+    began = time.thread_time()
+    held = json.dumps(held_sockets(request.get("targets", []), deadline)).encode()
+    return Message({"cpu_s": time.thread_time() - began}, held)
 
 
 def held_sockets(targets: list[Any], deadline: float) -> list[list[Any] | None]:

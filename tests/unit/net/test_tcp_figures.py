@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import socket
@@ -14,6 +15,7 @@ from fakes import TOTALS, Processes, Readers, Sink
 from probing.api.errors import PrivilegeError, TargetTimeout
 from probing.api.tables.net import PATHS, TCP
 from probing.daemon.clock import FakeClock
+from probing.daemon.ipc import Message
 from probing.daemon.net.tcp import owners, reading, source
 from probing.daemon.net.tcp.figures import rises
 from probing.daemon.net.tcp.quiet import AGAIN_NS, Quiet
@@ -167,6 +169,27 @@ def test_descriptors_are_looked_at_for_new_processes_and_sockets_only(world: Wor
     assert world.reads.count("sockets") == 4
     world.tick(row, after=owners.AT_LEAST_S)
     assert world.reads.count("sockets") == 5
+
+
+def test_a_look_that_takes_long_but_little_cpu_is_taken_again_soon(world: World) -> None:
+    held = world.reads.answers["sockets"]
+    cpu_s = 0.005
+
+    def slowly(request: dict[str, Any]) -> Message:
+        world.seconds += 1
+        return Message({"cpu_s": cpu_s}, json.dumps(held(request)).encode())
+
+    world.reads.answers["sockets"] = slowly
+    world.tick()
+    # New connections, whose owners are not known yet.
+    for cookie in range(2, 5):
+        world.tick({"inode": cookie, "cookie": cookie}, after=owners.SOON_S)
+    assert world.reads.count("sockets") == 3
+    cpu_s = 0.1
+    for cookie in range(5, 12):
+        world.tick({"inode": cookie, "cookie": cookie}, after=owners.SOON_S)
+    # At most a part in 400 of a core: 40 s.
+    assert world.reads.count("sockets") == 4
 
 
 def test_a_reader_that_does_not_answer_is_not_asked_each_second(world: World) -> None:
