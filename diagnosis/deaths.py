@@ -105,6 +105,9 @@ def _ordered(died: Sequence[Death]) -> First | None:
 def _first(death: Death, died: Sequence[Death], case: Case) -> First:
     if death.kind is Kind.CONSEQUENCE:
         return First(death, 0.4, "no rank shows an error of its own")
+    unread = [missing.text for missing in case.facts.missing if missing.kind == "history"]
+    if death.kind is Kind.UNKNOWN and unread:
+        return First(death, 0.4, unread[0])
     alike = tuple(d for d in died if d is not death and _alike(d, death))
     if alike:
         return First(death, 0.8, alike=alike)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.diagnosis.case import Case
-from probing.diagnosis.facts import Condition, Exit, Facts, Helper, Operation, Process, Rank
+from probing.diagnosis.facts import Condition, Exit, Facts, Helper, Missing, Operation, Process, Rank
 from probing.diagnosis.rules.death import find
 from probing.diagnosis.verdict import Finding
 
@@ -102,6 +102,14 @@ def test_without_logs_the_one_that_had_not_called_the_operation_was_first() -> N
     made = facts(ended(0, 19.9, *broken(), code=1), ended(1, 19.0, *history(8, ago=21), code=1))
     finding = the(made)
     assert [c.rank for c in finding.culprits] == [1]
+
+
+def test_without_the_stored_rows_the_first_exit_may_be_a_consequence() -> None:
+    made = facts(ended(0, 19.9, code=1), ended(1, 19.0, code=1))
+    assert the(made).confidence > 0.5
+    unread = Missing("history", "the stored rows cannot be read: no worker was started in time")
+    finding = the(replace(made, missing=(unread,)))
+    assert (finding.confidence, finding.missing[0]) == (0.4, unread.text)
 
 
 def test_with_lost_operations_being_behind_shows_nothing_and_confidence_sinks() -> None:
