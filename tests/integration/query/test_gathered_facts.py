@@ -53,6 +53,9 @@ class Node:
     def conditions(self, pids: Sequence[int], job: str, timeout: float) -> Mapping[str, Any]:
         raise PeerError("the collector does not answer")
 
+    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> Mapping[str, Any]:
+        raise PeerError("the collector does not answer")
+
 
 @pytest.fixture
 def gatherer(machine: Machine) -> Gatherer:
@@ -72,6 +75,7 @@ def set_live(
         "comm.progress": logical("comm.progress", progress),
         "gpu.devices": logical("gpu.devices", []),
         "rdma.qps": logical("rdma.qps", []),
+        "net.sockets": logical("net.sockets", []),
         "process.envs": logical(
             "process.envs", [who(0, name="MASTER_PORT", value="29500"), who(0, name="HOME", value="/")]
         ),

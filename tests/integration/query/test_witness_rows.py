@@ -46,7 +46,7 @@ def flight_rows(ts: int, pid: int, snapshot: int, last: int) -> list[dict[str, A
     entries = [
         {"record_id": n, "process_group": ("0", "default_pg"), "collective_seq_id": n, "p2p_seq_id": 0, "is_p2p": False}
         | {"profiling_name": "nccl:_all_gather_base", "input_sizes": [[7, 11], [13]], "input_dtypes": ["Float"] * 2}
-        | {"state": "completed" if n < last else "started", "time_created_ns": T0 + n}
+        | {"state": "completed" if n < last else "started", "time_created_ns": T0 + n, "timeout_ms": 1000 * n}
         for n in range(1, last + 1)
     ]
     who = {"node": "n0", "ts": ts, "job": "j", "run": "r", "pid": pid, "start_ns": 10 * (pid - 99), "rank": pid - 100}
@@ -79,6 +79,7 @@ def test_the_newest_report_and_dump_of_each_rank_are_witnesses(machine: Machine)
         launched=tuple((op, 17) for op in ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce")),
     )
     assert [o.seq for o in dump.operations] == [1, 2]
+    assert dump.time_out_ns == 2 * S
     by = {(w.source, w.comm): w for w in ranks[1].witnesses}
     assert by["ras", COMM].launched[0] == ("broadcast", 13)
     assert by["ras", COMM].async_error == "Remote process error"

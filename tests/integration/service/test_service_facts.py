@@ -30,6 +30,7 @@ def service(service: Service) -> Service:
         "comm.progress": logical("comm.progress", []),
         "gpu.devices": logical("gpu.devices", []),
         "rdma.qps": logical("rdma.qps", []),
+        "net.sockets": logical("net.sockets", []),
         "process.envs": logical("process.envs", []),
     }
     at = now - operations(1)[0]["ts"] - 30 * 10**9
