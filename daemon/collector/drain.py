@@ -28,20 +28,16 @@ from probing.daemon.store.format import Positions, RingPosition
 
 __all__ = ("DrainLoop", "Log", "Positions")
 
-# How often the loop looks for work, s: a look is cheaper than a wakeup for each record.
-LOOK_S = 0.1
-# The same while no ring gets in a second as much as one part in QUIET_SHARE of its size.
-QUIET_LOOK_S = 0.5
-QUIET_SHARE = 8
+# How often the loop looks for work, s: a look is cheaper than a wakeup for each record. The records of four looks fit
+# into each ring, by the rate since the last one.
+QUIET_LOOK_S, LOOK_S, SOON_S = 0.5, 0.1, 0.01
 # A ring of fewer records is looked at each LOOK_S: a job that begins to work at full speed could fill it meanwhile.
 QUIET_RECORDS = 256
-# The same while a ring fills quickly: the records of that time must fit.
-SOON_S = 0.01
 # How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
 # it waits for many; a power cut loses those that wait. A query drains the rings first.
 REST_S = 1.0
-# A ring that is so full is drained at once; one that would be full in four looks, as it fills now, is looked at soon.
-# A consumer of large records has a share of its own (``RingConsumer.full_share``).
+# A ring that is so full is drained at once. A consumer of large records has a share of its own
+# (``RingConsumer.full_share``).
 FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
 # How long the drain waits before it offers a refused record to the log again, s: at first, and at most.
@@ -276,12 +272,16 @@ class DrainLoop:
         now = time.monotonic()
         elapsed = max(now - self._looked, 0.001)
         ends = {name: ring.end for name, ring in self._rings.items()}
-        rates = {name: (end - self._ends[name]) / elapsed for name, end in ends.items()}
+        # How soon a ring will be full.
+        left = (
+            (ring.size - ring.backlog) * elapsed / max(ends[name] - self._ends[name], 1)
+            for name, ring in self._rings.items()
+        )
+        looks_s = min(left, default=1.0) / 4
         self._ends, self._looked = ends, now
-        if any(rates[name] * 4 * LOOK_S > ring.size - ring.backlog for name, ring in self._rings.items()):
+        if looks_s < LOOK_S:
             return SOON_S if self.failure is None else LOOK_S
-        quiet = self._can_rest and all(rates[n] * QUIET_SHARE < ring.size for n, ring in self._rings.items())
-        return until_next(QUIET_LOOK_S) if quiet else LOOK_S
+        return until_next(QUIET_LOOK_S) if self._can_rest and looks_s > QUIET_LOOK_S else LOOK_S
 
     def _drain(self, due: set[str]) -> None:
         if time.monotonic() >= self._retry_at:

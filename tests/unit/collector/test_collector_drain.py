@@ -362,11 +362,10 @@ def test_rings_are_looked_at_the_more_often_the_faster_they_fill(
         now[0] += 1.0
         return loop._pause()
 
-    # 256 records fit: 31 a second are no hurry, and 33 little.
-    assert pause(0) == pause(31) == 0.25
-    assert pause(33) == LOOK_S
-    # 64 wait; with 150 more a second it is full in four looks.
-    assert pause(150) == SOON_S
+    # 256 records fit. 80 more a second are full in 2.2 s, 70 more in 1.5 s, and 80 more in 0.3 s.
+    assert pause(0) == pause(80) == 0.25
+    assert pause(70) == LOOK_S
+    assert pause(80) == SOON_S
     machine.ring.commit(machine.ring.end)
     assert pause(0) == 0.25
     # WHEN a ring has so few records that a job's first half second could fill it
