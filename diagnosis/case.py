@@ -8,6 +8,7 @@ from functools import cached_property
 from probing.diagnosis.activity.activity import Activity, activity_of
 from probing.diagnosis.clocks import ClockOffset, clock_offsets
 from probing.diagnosis.disagreements import Disagreement, disagreements, ended_badly
+from probing.diagnosis.fabrics import FabricFault, fabric_faults
 from probing.diagnosis.facts import Communicator, Facts, Rank
 from probing.diagnosis.joins import Joins
 from probing.diagnosis.sample_difference import Work, work_of
@@ -181,6 +182,11 @@ class Case:
         begun = min((rank.started_ns for rank in self.facts.ranks if rank.started_ns is not None), default=0)
         found = [symptom for node in self.facts.nodes for symptom in symptoms_of(node)]
         return [one for one in found if one.fails or one.last_ns is None or one.last_ns >= begun]
+
+    @cached_property
+    def fabric_faults(self) -> list[FabricFault]:
+        """Errors that several GPUs of an NVLink fabric reported together."""
+        return fabric_faults(self.facts.nodes, self.clocks)
 
     def symptoms_of_rank(self, rank: int) -> list[Symptom]:
         """Returns the symptoms of the parts that ``rank`` uses."""

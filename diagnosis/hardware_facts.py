@@ -27,6 +27,8 @@ class Gpu:
     Parts of the time, 0 to 1: ``busy``, and those in which its clock was held down by the power limit, by heat and by
     the external power brake. Clocks are in MHz, ``clock_mhz`` a median. ``remap_pending`` and ``remap_failed``: of rows
     of its memory. ``recovery``: what the driver asks for. ``lanes``: of PCIe, as trained.
+    ``fabric``: "CLUSTER/CLIQUE", those GPUs of all nodes that NVLink switches connect with it; None without such ones.
+    ``counts_nvlink``: the counters of its NVLinks are read, so that their errors are events.
     """
 
     device: int
@@ -49,6 +51,8 @@ class Gpu:
     lanes: int | None = None
     max_lanes: int | None = None
     total_bytes: int | None = None
+    fabric: str | None = None
+    counts_nvlink: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class HardwareEvent:
 
     ``first_ns`` and ``last_ns``: the first and last of ``count``. ``gpu``: number of the GPU; ``part``: the device as
     the source names it; ``code``: number of an XID; ``pid``: the process that is named; ``text``: of the last one.
+    Errors of NVLink 5 have that of the first one, and those of another unit or severity are another event.
     """
 
     source: str

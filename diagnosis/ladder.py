@@ -18,6 +18,7 @@ from probing.diagnosis.rules import (
     communicator_error,
     deadlock,
     death,
+    fabric,
     hardware,
     idle,
     init,
@@ -77,6 +78,8 @@ RULES: tuple[Rule, ...] = (
     memory,
     numbers,
     mixed_devices,
+    # Before the rule that names single parts.
+    fabric,
     hardware,
 )
 

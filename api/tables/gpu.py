@@ -154,6 +154,8 @@ DEVICES = Table(
         Column("pcie_gen", I32, "PCIe generation as trained; an idle GPU lowers it to save power."),
         Column("pcie_gen_max", I32, "PCIe generation that GPU and slot could have."),
         Column("gpm", BOOL, "Whether the GPU has GPM metrics."),
+        Column("fabric_cluster", NAME, "UUID of the NVLink fabric that its switches belong to; NULL without one."),
+        Column("fabric_clique", I64, "Number of the GPUs in the fabric that can reach each other by NVLink."),
         Column("state", NAME, "ok, lost (fell off the bus, or wants a reset) or gone (no longer listed)."),
         Column("reason", TEXT, "Why it is not ok."),
         Column("driver_version", NAME, "Version of the driver."),

@@ -101,7 +101,11 @@ _FAILS, _WARNS = 0.95, 0.8
 def find(case: Case) -> Iterator[Finding]:
     """Returns a finding for each part of a node, of its worst symptom; the other ones are evidence."""
     parts: dict[tuple[str, str, str], list[Symptom]] = {}
+    # One fault of a fabric is no fault of each of its GPUs.
+    of_fabric = {(one.node, one.gpu.device) for fault in case.fabric_faults for one in fault.reports}
     for symptom in case.symptoms:
+        if symptom.nvlink_of is not None and (symptom.node, symptom.nvlink_of) in of_fabric:
+            continue
         parts.setdefault((symptom.kind, symptom.node, symptom.part), []).append(symptom)
     for (kind, _, _), own in parts.items():
         yield _finding(case, _VERDICTS[kind], own)

@@ -7,6 +7,7 @@ from statistics import median
 
 from probing.diagnosis.facts import NodeFacts
 from probing.diagnosis.hardware_facts import Gpu, HardwareEvent
+from probing.diagnosis.nvlink_errors import nvlink_error
 from probing.diagnosis.symptoms.symptom import Symptom
 from probing.diagnosis.words import clean, share_text
 from probing.diagnosis.xids import xid
@@ -38,6 +39,7 @@ _FAULTS = {
     "call_hung": "a driver that does not answer",
     "driver_lost": "a driver that is gone",
 }
+_OF_NVLINK = frozenset(("nvlink_errors", "link_down"))
 _REPAIR = "Drain the node; reset the GPU or reboot, and have the board examined if the error returns."
 
 
@@ -159,22 +161,23 @@ def _narrow(node: NodeFacts, gpu: Gpu) -> Iterator[Symptom]:
 
 
 def _xid(node: NodeFacts, event: HardwareEvent, gpu: Gpu | None) -> Symptom:
-    known = xid(event.code)
+    known, error = xid(event.code), nvlink_error(event.text)
     part = _name(gpu.device) if gpu is not None else f"the GPU at {clean(event.part or '?')}"
     whose = f"its {part}" if gpu is not None else part
-    text = f"reported XID {event.code}, {known.text}"
+    text = f"reported XID {event.code}, {error.text if error else known.text}"
     return Symptom(
         "gpu_fault",
         node.node,
         part,
         gpu.ranks if gpu is not None else (),
-        known.fails,
+        error.resets if error else known.fails,
         f"{whose} {text}",
         f"{part} {text}",
         event.first_ns,
         (_times(event),),
-        (known.remedy,),
+        (error.remedy if error else known.remedy,),
         event.last_ns,
+        event.gpu if known.part == "nvlink" else None,
     )
 
 
@@ -193,6 +196,7 @@ def _fault(node: NodeFacts, event: HardwareEvent, gpu: Gpu | None) -> Symptom:
         (_times(event),),
         (_REPAIR,),
         event.last_ns,
+        event.gpu if event.kind in _OF_NVLINK else None,
     )
 
 

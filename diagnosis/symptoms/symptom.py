@@ -17,7 +17,7 @@ class Symptom:
     ``ranks``: those that use the part; empty: any process of the node may meet it. ``fails``: the part does not work,
     else it works worse. ``why``: a clause that follows "rank 1 (node b, pid 4711)", as "its GPU 3 is lost"; ``text``:
     the same of the part alone, as "GPU 3 is lost". ``since_ns`` and ``last_ns``: the first and the last event, by the
-    clock of the node; None: it lasts.
+    clock of the node; None: it lasts. ``nvlink_of``: the number of the GPU whose NVLink it is of.
     """
 
     kind: str
@@ -31,6 +31,7 @@ class Symptom:
     evidence: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
     last_ns: int | None = None
+    nvlink_of: int | None = None
 
 
 FindSymptoms = Callable[[NodeFacts], Iterator[Symptom]]

@@ -342,6 +342,38 @@ INDEXED(nvmlDeviceGetNvLinkState, "nvlink%u.state")
 INDEXED(nvmlDeviceGetNvLinkVersion, "nvlink%u.version")
 INDEXED(nvmlDeviceGetNvLinkRemoteDeviceType, "nvlink%u.remote_type")
 
+static nvmlReturn_t fabric(nvmlDevice_t device, unsigned char *cluster, unsigned int *clique, unsigned char *state)
+{
+	u64 number;
+
+	/* The UUID of the double repeats one byte. */
+	if (!number_of(device->prefix, "fabric.clique", &number))
+		return NVML_ERROR_NOT_SUPPORTED;
+	*clique = number;
+	*state = number_or(device->prefix, "fabric.state", 3);
+	memset(cluster, number_or(device->prefix, "fabric.cluster", 0), 16);
+	return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *info)
+{
+	ENTER(device);
+	info->status = NVML_SUCCESS;
+	return fabric(device, info->clusterUuid, &info->cliqueId, &info->state);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfo_v2_t *info)
+{
+	ENTER(device);
+	/* Drivers before 545 do not have it. */
+	if (number_or(device->prefix, "fabric.old", 0))
+		return NVML_ERROR_FUNCTION_NOT_FOUND;
+	if (info->version != NVML_FABRIC_V2)
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	info->status = NVML_SUCCESS;
+	return fabric(device, info->clusterUuid, &info->cliqueId, &info->state);
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
 {
 	char name[64];

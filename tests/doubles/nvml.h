@@ -12,6 +12,7 @@ enum {
 	NVML_ERROR_NOT_FOUND = 6,
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
 	NVML_ERROR_TIMEOUT = 10,
+	NVML_ERROR_FUNCTION_NOT_FOUND = 13,
 	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 	NVML_ERROR_UNKNOWN = 999,
 };
@@ -80,3 +81,15 @@ typedef struct {
 _Static_assert(offsetof(nvmlGpmMetricsGet_t, metrics) == 24, "nvmlGpmMetricsGet_t");
 
 typedef struct { unsigned int version, isSupportedDevice; } nvmlGpmSupport_t;
+
+/* nvmlDeviceGetGpuFabricInfo and, with a version in front, nvmlDeviceGetGpuFabricInfoV. */
+typedef struct { unsigned char clusterUuid[16]; nvmlReturn_t status; unsigned int cliqueId; unsigned char state; } nvmlGpuFabricInfo_t;
+typedef struct {
+	unsigned int version;
+	unsigned char clusterUuid[16];
+	nvmlReturn_t status;
+	unsigned int cliqueId;
+	unsigned char state;
+	unsigned int healthMask;
+} nvmlGpuFabricInfo_v2_t;
+#define NVML_FABRIC_V2 (sizeof(nvmlGpuFabricInfo_v2_t) | 2u << 24)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,6 +126,36 @@ def test_an_xid_names_the_rank_that_uses_the_gpu(daemon: Daemon, double: NvmlDou
         shown = daemon.ctl("health", check=None)
         assert shown.returncode == 3
         assert "GPU 0 reported XID 79, the GPU has fallen off the bus" in " ".join(shown.stdout.split())
+
+
+def test_errors_of_nvlink_on_two_gpus_are_one_fault_of_their_fabric(
+    double: NvmlDouble, base: Path, make_daemon: Callable[..., Daemon]
+) -> None:
+    log = base / "kmsg"
+    log.touch(mode=0o644)
+    double.set({f"gpu{n}.fabric.{name}": value for n in (0, 1) for name, value in (("clique", 7), ("cluster", 0xAB))})
+    options = (f"--gpu.library={double.library}", f"--gpu.sysfs={base}/sys", "--gpu.interval_s=0.2")
+    daemon = watching(make_daemon("n1", *options, f"--host.kernel_log={log}")).start()
+    with job(daemon, double, "bigger_batch") as ranks:
+        now_us = time.monotonic_ns() // 1000
+        words = "(0x025025c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)"
+        log.write_text(
+            "".join(
+                f"3,{900 + n},{now_us + 250_000 * n},-;NVRM: Xid (PCI:0000:{bus}:00): 149, NETIR_LINK_EVT  Fatal   XC0"
+                f" i0 Link 0{n + 4} {words}\n"
+                for n, bus in enumerate(("18", "17"))
+            )
+        )
+        fault = until(lambda: findings(daemon, ranks).get("fabric_fault"), what=lambda: str(findings(daemon, ranks)))
+        assert fault["severity"] == "error"
+        assert (
+            "first GPU 1 of node n1: XID 149, NVLink 4 went down (NETIR_LINK_DOWN, fatal, reason 37: its other end went"
+            " down): the fault is at the other end of the links" in fault["sentence"]
+        )
+        assert "fabric abababab-abab-abab-abab-abababababab/7 reported errors within" in fault["sentence"]
+        # No rank is to blame, and no single GPU.
+        assert fault["ranks"] == ""
+        assert "gpu_fault" not in findings(daemon, ranks)
 
 
 def test_a_node_whose_hardware_is_well(daemon: Daemon) -> None:

@@ -17,6 +17,7 @@ from probing.diagnosis.hardware_facts import (
     NetworkPath,
     NetworkPort,
 )
+from probing.diagnosis.nvlink_errors import NVLINK_CODES
 
 __all__ = ("LIVE", "hardware_of", "hardware_statements")
 
@@ -51,6 +52,7 @@ def hardware_statements(job: str, until_ns: int) -> dict[str, str]:
         return f"ts BETWEEN make_timestamp_ns({max(until_ns - ns, 0)}) AND make_timestamp_ns({max(until_ns, 0)})"
 
     of_job = f"job = {text(job)}"
+    nvlink = f"kind = 'xid' AND code BETWEEN {min(NVLINK_CODES)} AND {max(NVLINK_CODES)}"
     rises = ", ".join(f"sum({name}_new) AS {name}" for name in _RISING)
     return {
         "readings of GPUs": f"""
@@ -60,7 +62,8 @@ SELECT device_id, arg_max(name, ts) AS name, avg(gpu_util_pct) / 100 AS busy, me
   sum(power_brake_ns) / sum(wall_ns) AS power_brake, arg_max(remap_pending, ts) AS remap_pending,
   arg_max(remap_failed, ts) AS remap_failed, arg_max(remapped_uncorrected, ts) AS remapped_uncorrected,
   arg_max(retired_pages_dbe, ts) + coalesce(arg_max(retired_pages_sbe, ts), 0) AS retired_pages,
-  arg_max(recovery_action, ts) AS recovery, arg_max(total_bytes, ts) AS total_bytes
+  arg_max(recovery_action, ts) AS recovery, arg_max(total_bytes, ts) AS total_bytes,
+  bool_or(nvlink_rx_bytes_per_s IS NOT NULL) AS counts_nvlink
 FROM gpu.utilization WHERE {since(_VALUES_NS)} AND mig IS NULL GROUP BY device_id ORDER BY device_id LIMIT 64
 """,
         "events of GPUs": f"""
@@ -74,7 +77,9 @@ SELECT DISTINCT pid, start_ns, device_id FROM gpu.processes WHERE {since(_RISES_
 """,
         "log of the kernel": f"""
 SELECT kind, device, CASE WHEN kind = 'xid' THEN code END AS code, epoch_ns(min(ts)) AS first_ns,
-  epoch_ns(max(ts)) AS last_ns, count(*) AS count, arg_max(message, ts) AS text, arg_max(pid, ts) AS pid
+  epoch_ns(max(ts)) AS last_ns, count(*) AS count,
+  arg_max(message, CASE WHEN {nvlink} THEN -epoch_ns(ts) ELSE epoch_ns(ts) END) AS text, arg_max(pid, ts) AS pid,
+  CASE WHEN {nvlink} THEN regexp_extract(message, '[A-Z][A-Z0-9_/]+ +(?:Link )?(?:Fatal|Nonfatal)') END AS error
 FROM process.kmsg WHERE {since(_EVENTS_NS)} AND kind NOT IN ({_OF_PROGRAMS}) GROUP BY ALL
 ORDER BY last_ns DESC LIMIT 128
 """,
@@ -111,7 +116,7 @@ def hardware_of(rows: Rows, live: Rows, ranks: Mapping[Key, int]) -> Hardware:
     """
     return Hardware(
         _gpus(rows, live.get("gpu.devices", ()), ranks),
-        (*_gpu_events(rows), *_kernel_events(rows, live.get("gpu.devices", ()))),
+        _events(rows, live.get("gpu.devices", ())),
         _ports(rows, live.get("rdma.qps", ()), ranks),
         tuple(_path(row, ranks[Key.of(row)]) for row in rows.get("connections", ()) if Key.of(row) in ranks),
         tuple(Disk(**row) for row in rows.get("disks", ())),
@@ -145,9 +150,23 @@ def _gpus(rows: Rows, devices: Sequence[Row], ranks: Mapping[Key, int]) -> tuple
                 max_clock_mhz=one.get("max_sm_clock_mhz"),
                 lanes=one.get("pcie_width"),
                 max_lanes=one.get("pcie_width_max"),
+                fabric=_fabric(one),
             )
         )
     return tuple(made[:64])
+
+
+def _fabric(device: Row) -> str | None:
+    cluster, clique = device.get("fabric_cluster"), device.get("fabric_clique")
+    return None if cluster is None or clique is None else f"{cluster}/{clique}"
+
+
+def _events(rows: Rows, devices: Sequence[Row]) -> tuple[HardwareEvent, ...]:
+    # The driver reports an XID to both, and only the kernel's line says more than the number.
+    kernel = list(_kernel_events(rows, devices))
+    known = {(event.gpu, event.code) for event in kernel if event.kind == "xid"}
+    driver = [event for event in _gpu_events(rows) if event.kind != "xid" or (event.gpu, event.code) not in known]
+    return (*driver, *kernel)
 
 
 def _gpu_events(rows: Rows) -> Iterable[HardwareEvent]:
@@ -167,12 +186,8 @@ def _gpu_events(rows: Rows) -> Iterable[HardwareEvent]:
 
 def _kernel_events(rows: Rows, devices: Sequence[Row]) -> Iterable[HardwareEvent]:
     numbers = {_address(row["bus_id"]): row["device_id"] for row in devices if row["bus_id"]}
-    # The driver reports an XID to both; NVML's events come with the number of the GPU.
-    known = {(row["device_id"], row["code"]) for row in rows.get("events of GPUs", ())}
     for row in rows.get("log of the kernel", ()):
         gpu = numbers.get(_address(row["device"])) if row["device"] else None
-        if row["kind"] == "xid" and (gpu, row["code"]) in known:
-            continue
         yield HardwareEvent(
             "kernel",
             row["kind"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +16,8 @@ __all__ = ("Device", "bus_address", "facts_of", "find_devices", "memory_of")
 MAX_GPUS = 64
 MAX_MIGS = 16
 _SM, _MEMORY = 1, 2
+# NVML_GPU_FABRIC_STATE_COMPLETED of nvml.h: it has registered with the fabric.
+_REGISTERED = 3
 _ARCHITECTURES = {
     2: "kepler",
     3: "maxwell",
@@ -139,7 +143,25 @@ def _board(calls: Calls, gpu: Device) -> Facts:
         "max_sm_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", _SM),
         "max_mem_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", _MEMORY),
         "gpm": bool(support.isSupportedDevice) if support is not None else False,
+        **_fabric(calls, gpu),
     }
+
+
+def _fabric(calls: Calls, gpu: Device) -> Facts:
+    """Returns the cluster and clique that NVLink switches connect the GPU with; empty without such ones."""
+    # Drivers before 545 have the first version alone.
+    versions = (
+        ("nvmlDeviceGetGpuFabricInfoV", pynvml.c_nvmlGpuFabricInfo_v2_t()),
+        ("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t()),
+    )
+    for name, info in versions:
+        if calls.ask(name, gpu.handle, ctypes.byref(info), device=gpu.key) is None:
+            continue
+        # The driver writes one byte of the state.
+        if info.state & 0xFF != _REGISTERED or info.status != 0 or not any(info.clusterUuid):
+            return {}
+        return {"fabric_cluster": str(uuid.UUID(bytes=bytes(info.clusterUuid))), "fabric_clique": int(info.cliqueId)}
+    return {}
 
 
 def memory_of(calls: Calls, device: Device) -> dict[str, int]:

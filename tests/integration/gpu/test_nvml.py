@@ -158,6 +158,17 @@ def test_devices_say_what_they_are(driver: Make) -> None:
     assert node.state().detail == "2 GPUs, driver 550.54.15"
 
 
+@pytest.mark.parametrize("old", [0, 1])
+def test_gpus_name_the_clique_of_their_fabric(driver: Make, old: int) -> None:
+    own = {"clique": 5, "cluster": 0x1F, "old": old}
+    values = {f"gpu{n}.fabric.{name}": value for n in (0, 1) for name, value in own.items()}
+    node = driver({**recorded(3), **values, "gpu1.fabric.state": 2})
+    node.fresh()
+    found = [(row["fabric_cluster"], row["fabric_clique"]) for row in node.devices()]
+    # The second has not registered yet, the third has no fabric.
+    assert found == [("1f1f1f1f-1f1f-1f1f-1f1f-1f1f1f1f1f1f", 5), (None, None), (None, None)]
+
+
 def test_eight_gpus_with_mig(driver: Make) -> None:
     values = recorded(8)
     for n in range(8):
