@@ -369,7 +369,8 @@ class NodeFacts:
     """A node that answered. Subtract ``clock_offset_ns``, which is exact to ``clock_error_ns``, from its times.
 
     ``watching_since_ns``: the start of its daemon. ``advanced_ns``: when an operation of the job last began or ended
-    on it. ``memory_available_bytes``: MemAvailable of /proc/meminfo.
+    on it. ``memory_available_bytes``: MemAvailable of /proc/meminfo. ``idle_cpus``: the CPUs that were idle for 30 %
+    of the time between the readings of conditions, or longer; None if not known.
     """
 
     node: str
@@ -381,6 +382,7 @@ class NodeFacts:
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None
     hardware: Hardware = NO_HARDWARE
+    idle_cpus: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

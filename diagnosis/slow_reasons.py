@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
+from probing.diagnosis.affinity import crowd_text, process_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Condition, Rank
 from probing.diagnosis.sample_difference import Difference, difference
@@ -23,6 +24,10 @@ _LONGER = 1.1
 _COMMON = 0.08
 _TIMES = 8
 _MOST_PEERS = 64
+_OWN_CPUS = (
+    "Give each rank and its workers CPUs of their own: taskset, the cpuset of the container, `srun --cpus-per-task`,"
+    " OMP_PROC_BIND, or whatever called sched_setaffinity."
+)
 _IO = frozenset({"fsync", "flush", "load", "open", "read", "readinto", "readline", "save", "write"})
 
 
@@ -63,7 +68,6 @@ def _throttled(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
 
 
 def _contended(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
-    del case
     condition = rank.condition
     own, usual = _share(rank, _run_delay_ns), _usual(peers, _run_delay_ns)
     if condition is None or own < max(_CONTENDED, 2 * usual):
@@ -73,20 +77,24 @@ def _contended(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
     if _delay_ratio(rank) < _RATIO * median(ratios or [0.0]):
         return None
     interval = condition.interval_ns or 1
+    who = [process_text(case.facts, rank.node, name, pid) for name, pid, _ in condition.neighbours[:3]]
     rivals = [
-        f"{clean(name)} (pid {pid}) uses {share_text(ns / interval)} of a CPU"
-        for name, pid, ns in condition.neighbours[:3]
+        f"{name} uses {share_text(ns / interval)} of a CPU"
+        for name, (_, _, ns) in zip(who, condition.neighbours, strict=False)
     ]
     cpus = f" on CPUs {clean(condition.cpu_list)}" if condition.cpu_list else ""
-    rival = f": {clean(condition.neighbours[0][0])} (pid {condition.neighbours[0][1]}) runs there" if rivals else ""
+    rival = f": {who[0]} runs there" if who else ""
+    crowd = crowd_text(case.facts, rank.node, rank.pid, condition)
+    shares = (f"it {crowd}",) if crowd else ()
     return SlowReason(
         "computing",
-        f"it waits for a CPU {share_text(own)} of the time{rival}",
+        f"it waits for a CPU {share_text(own)} of the time{f': it {crowd}' if crowd else rival}",
         (
             f"ready to run and without a CPU{cpus} {share_text(own)} of the time; the others {share_text(usual)}",
             *rivals,
+            *shares,
         ),
-        ("Move the other processes off its CPUs, or change its CPU affinity.",),
+        (_OWN_CPUS,) if crowd else ("Move the other processes off its CPUs, or change its CPU affinity.",),
     )
 
 
@@ -111,16 +119,30 @@ def _slow_code(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
     if found is None or found.share - found.others < _LEAST or _common(rank, found):
         return None
     kind, does = _kind(rank, peers, found)
+    workers = _workers_wait(case, rank) if found.loader else ""
     place, shares = (
         frame_text(found.frame),
         f"{share_text(found.share)} of the time; the others {share_text(found.others)}",
     )
     return SlowReason(
         kind,
-        f"it {does} {place}, {shares}",
-        (f"samples of its main thread: {place} {shares}",),
-        (f"Look at {place}: only this rank spends so much time there.",),
+        f"it {does} {place}, {shares}{f': {workers}' if workers else ''}",
+        (f"samples of its main thread: {place} {shares}", *((workers,) if workers else ())),
+        (_OWN_CPUS,) if workers else (f"Look at {place}: only this rank spends so much time there.",),
     )
+
+
+def _workers_wait(case: Case, rank: Rank) -> str:
+    """Returns a clause for data-loader workers that wait for a CPU which they share; empty if none does."""
+    for helper in rank.helpers:
+        condition = helper.condition
+        if helper.role != "data_loader" or condition is None or not condition.interval_ns:
+            continue
+        waits = min(1.0, (condition.run_delay_ns or 0) / condition.interval_ns)
+        crowd = crowd_text(case.facts, rank.node, helper.pid, condition) if waits >= _CONTENDED else ""
+        if crowd:
+            return f"worker {helper.pid} waits for a CPU {share_text(waits)} of the time: it {crowd}"
+    return ""
 
 
 def _blocked(rank: Rank, found: Difference) -> bool:

@@ -15,6 +15,7 @@ __all__ = (
     "exit_text",
     "frame_text",
     "listed",
+    "numbers_text",
     "ranks_of",
     "ranks_wait",
     "share_text",
@@ -42,17 +43,22 @@ def who(ranks: Sequence[Rank]) -> str:
 
 def ranks_of(ranks: Iterable[int]) -> str:
     """Returns "rank 3" or "ranks 0-2, 5"."""
+    own = set(ranks)
+    return f"rank{'' if len(own) == 1 else 's'} {numbers_text(own)}"
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Returns "3" or "0-2, 5"."""
     spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
+    for number in sorted(set(numbers)):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
         else:
-            spans.append([rank, rank])
+            spans.append([number, number])
     texts = [str(a) if a == b else f"{a}{'-' if b > a + 1 else ', '}{b}" for a, b in spans]
     if len(texts) > _MOST_RANKS:
         texts = [*texts[:_MOST_RANKS], "…"]
-    single = len(spans) == 1 and spans[0][0] == spans[0][1]
-    return f"rank{'' if single else 's'} {', '.join(texts)}"
+    return ", ".join(texts)
 
 
 def ranks_wait(ranks: Iterable[int]) -> str:

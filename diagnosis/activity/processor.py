@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from probing.diagnosis.activity.scene import Scene, Seen, is_library
+from probing.diagnosis.affinity import crowd_text, process_text
 from probing.diagnosis.words import clean
 
 __all__ = ("find_collecting", "find_compiling", "find_computing", "find_hindered", "uses_cpu")
@@ -92,10 +93,14 @@ def _starved(scene: Scene) -> Seen | None:
     share = _share(scene, c.run_delay_ns)
     if share < _STARVED or c.interval_ns is None:
         return None
-    others = [f"{clean(name)} (pid {pid}) used {ns / c.interval_ns:.0%}" for name, pid, ns in c.neighbours[:3]]
+    others = [
+        f"{process_text(scene.facts, scene.node, name, pid)} used {ns / c.interval_ns:.0%}"
+        for name, pid, ns in c.neighbours[:3]
+    ]
+    crowd = crowd_text(scene.facts, scene.node, scene.pid, c)
     cpus = f" of CPUs {clean(c.cpu_list)}" if c.cpu_list else ""
     evidence = f"on its CPUs: {', '.join(others)}" if others else ""
-    does = f"waits for a CPU {min(share, 1):.0%} of the time{scene.where}"
+    does = f"waits for a CPU {min(share, 1):.0%} of the time{scene.where}{f': it {crowd}' if crowd else ''}"
     return Seen("starved", does, frame=scene.user, evidence=(evidence, f"it may use {c.cpus_allowed}{cpus}"))
 
 

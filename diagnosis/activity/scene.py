@@ -39,7 +39,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Scene:
-    """``now_ns``: when the facts were taken, by the clock of the node. ``rank``: None for a helper."""
+    """``now_ns``: when the facts were taken, by the clock of ``node``. ``rank``: None for a helper."""
 
     pid: int
     state: str | None
@@ -50,16 +50,18 @@ class Scene:
     now_ns: int
     helpers: tuple[Helper, ...] = ()
     rank: Rank | None = None
+    node: str = ""
 
     @classmethod
     def of_rank(cls, rank: Rank, facts: Facts) -> Scene:
         condition = rank.condition or Condition()
         now = next((node.taken_ns for node in facts.nodes if node.node == rank.node), facts.taken_ns)
-        return cls(rank.pid, rank.state, rank.threads, condition, rank.exit, facts, now, rank.helpers, rank)
+        return cls(rank.pid, rank.state, rank.threads, condition, rank.exit, facts, now, rank.helpers, rank, rank.node)
 
     def of_helper(self, helper: Helper) -> Scene:
         condition = helper.condition or Condition()
-        return Scene(helper.pid, helper.state, helper.threads, condition, helper.exit, self.facts, self.now_ns)
+        own = helper.pid, helper.state, helper.threads, condition, helper.exit
+        return Scene(*own, self.facts, self.now_ns, node=self.node)
 
     @cached_property
     def main(self) -> Thread | None:

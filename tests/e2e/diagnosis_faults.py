@@ -78,5 +78,6 @@ SLOW = (
     slow("sleeps", words=("augment",)),
     slow("quota", activity="throttled", words=("cgroup",), place="cpu:0.2"),
     slow("bigger_batch", words=("uneven",)),
+    slow("shared_cpu", words=("shares CPU 1 with", "data-loader workers of rank 1", "free")),
     slow("beside_a_hog", words=("waits for a CPU", "hog"), beside=("hog.py", "1")),
 )

@@ -77,6 +77,7 @@ class Gathered:
     devices: Rows
     missing: Sequence[Missing]
     time_outs: Mapping[Key, tuple[TimeOut, ...]]
+    idle_cpus: tuple[int, ...] | None = None
 
 
 def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) -> Facts:
@@ -124,6 +125,7 @@ def _node(gathered: Gathered, advanced_ns: int | None, ranks: Mapping[Key, int])
         memory_total_bytes=total,
         memory_available_bytes=available,
         hardware=hardware_of(gathered.hardware, gathered.devices, ranks),
+        idle_cpus=gathered.idle_cpus,
     )
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from probing.daemon.diagnose.gather.processes import Key
-from probing.daemon.diagnose.gather.tables import Row
+from probing.daemon.diagnose.gather.tables import Collector, Row
 from probing.daemon.processes.conditions.neighbours import Load, neighbours_of
 from probing.diagnosis.facts import Condition
 
-__all__ = ("EarlierReadings", "conditions_of")
+__all__ = ("EarlierReadings", "conditions_of", "idle_cpus_of", "read_conditions")
 
 # A reading is kept for longer than the time between two looks at a slow job.
 _OLDEST_NS = 90_000_000_000
@@ -26,12 +29,18 @@ _COUNTERS = _NAMES[_NAMES.index("interval_ns") + 1 : _NAMES.index("neighbours")]
 _MADE = {"interval_ns", "asleep_since_ns", "children", "neighbours", *_COUNTERS}
 _PLAIN = [name for name in _NAMES if name not in _MADE]
 _Reading = Mapping[str, Any]
+_MAX_CPUS = 4096
+# The fields of a line of /proc/stat (fs/proc/stat.c): idle and iowait, in ticks, behind user, nice and system.
+_IDLE, _WAITS = 4, 5
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+# A CPU with so much time left is free for a thread that waits for another one.
+_FREE = 0.3
 
 
 class EarlierReadings:
     """Keeps a reading of each job, so that the next look covers the time since. Safe for many threads.
 
-    A reading is an answer of ``CollectorClient.conditions``.
+    A reading is an answer of ``read_conditions``.
     """
 
     def __init__(self) -> None:
@@ -70,10 +79,40 @@ def _taken_ns(reading: _Reading) -> int:
     return max((int(one["mono_ns"]) for one in reading["processes"]), default=0)
 
 
+def read_conditions(collector: Collector, job: str, timeout: float) -> _Reading:
+    """Returns an answer of ``CollectorClient.conditions``, with ``idle``: the time that each CPU was idle, ns since
+    boot. ``timeout`` in seconds. Raises ProbingError."""
+    found = collector.conditions([], job, timeout)
+    return {**found, "idle": _idle_ns(), "idle_at_ns": time.monotonic_ns()}
+
+
+def _idle_ns(path: Path = Path("/proc/stat")) -> dict[int, int]:
+    found = {}
+    with suppress(OSError, ValueError), path.open("rb") as file:
+        for line in file.read(1 << 20).splitlines()[1 : _MAX_CPUS + 1]:
+            words = line.split()
+            if not words[0].startswith(b"cpu"):
+                break
+            found[int(words[0][3:])] = (int(words[_IDLE]) + int(words[_WAITS])) * _TICK_NS
+    return found
+
+
+def idle_cpus_of(first: _Reading | None, second: _Reading) -> tuple[int, ...] | None:
+    """Returns the CPUs that were idle for 30 % of the time between two answers of ``read_conditions``, or longer.
+
+    None if that is not known.
+    """
+    before, now = (first or {}).get("idle"), second.get("idle")
+    if first is None or not before or not now:
+        return None
+    least = _FREE * (second["idle_at_ns"] - first["idle_at_ns"])
+    return tuple(cpu for cpu, idle in now.items() if cpu in before and idle - before[cpu] >= max(least, 1))
+
+
 def conditions_of(first: _Reading | None, second: _Reading) -> dict[Key, Condition]:
     """Returns the condition of each process in ``second``, with the differences to ``first`` if there is one.
 
-    Both are answers of ``CollectorClient.conditions``.
+    Both are answers of ``read_conditions``.
     """
     before = {Key.of(one): one for one in first["processes"]} if first else {}
     loads = _loads(first), _loads(second)

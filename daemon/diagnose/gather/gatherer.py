@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from probing.api.errors import NotFound, ProbingError, QueryTimeout
 from probing.daemon.diagnose.gather import hardware
 from probing.daemon.diagnose.gather.assembly import Gathered, facts_of_run
-from probing.daemon.diagnose.gather.conditions import EarlierReadings, conditions_of
+from probing.daemon.diagnose.gather.conditions import (
+    EarlierReadings,
+    conditions_of,
+    idle_cpus_of,
+    read_conditions,
+)
 from probing.daemon.diagnose.gather.history import History, histories
 from probing.daemon.diagnose.gather.processes import JobProcess, Key, known_processes, with_events
 from probing.daemon.diagnose.gather.readings import ReadingResult, Readings
@@ -73,7 +78,7 @@ class Gatherer:
 
         ``timeout`` in seconds. Raises ProbingError.
         """
-        self._earlier.keep(job, self._collector.conditions([], job, timeout))
+        self._earlier.keep(job, read_conditions(self._collector, job, timeout))
 
     def standing(self, job: str, *, timeout: float) -> Hashable:
         """Returns where the processes of a job stand: their operations in flight, and the lines of Python in which the
@@ -160,7 +165,7 @@ class Gatherer:
         known = with_events(known, rows.get("events", ()), live.get("comm.progress", ()))
         history = histories(rows)
         read = readings.result() if readings else ReadingResult()
-        conditions, waits = self._conditions(job, window, read)
+        conditions, waits, idle_cpus = self._conditions(job, window, read)
         threads = _threads(read, waits, history)
         gathered = Gathered(
             self._node,
@@ -177,6 +182,7 @@ class Gatherer:
             request.devices,
             [*request.missing, *missing, *lacking, *read.missing],
             self._time_outs.of_job(job, live.get("comm.inflight", ()), deadline) if window.still and readings else {},
+            idle_cpus,
         )
         runs = _runs(known.values(), run, self._now_ns())
         if not runs:
@@ -191,18 +197,20 @@ class Gatherer:
 
     def _conditions(
         self, job: str, window: Window, read: ReadingResult
-    ) -> tuple[dict[Key, Condition], dict[Key, Sequence[Row]]]:
-        """Returns the condition of each process and the waits of its threads; ``read`` gets what makes no sense."""
+    ) -> tuple[dict[Key, Condition], dict[Key, Sequence[Row]], tuple[int, ...] | None]:
+        """Returns the condition of each process, the waits of its threads, and the CPUs that were idle; ``read`` gets
+        what makes no sense."""
         if not read.conditions:
-            return {}, {}
+            return {}, {}, None
         try:
             # What a job that advances did in the last half of a second says little about its last minute.
             pair = read.conditions if window.still else self._earlier.extend(job, read.conditions)
             waits = {Key.of(one): one.get("thread_waits") or () for one in pair[-1]["processes"]}
-            return conditions_of(pair[0] if len(pair) > 1 else None, pair[-1]), waits
+            first = pair[0] if len(pair) > 1 else None
+            return conditions_of(first, pair[-1]), waits, idle_cpus_of(first, pair[-1])
         except (KeyError, TypeError, ValueError) as e:
             read.missing.append(Missing("condition", f"the conditions make no sense: {type(e).__name__}"))
-            return {}, {}
+            return {}, {}, None
 
     def _window(self, live: Rows, until: int) -> Window:
         """The operations before the rank that is behind ceased to advance, and so far back that 64 are among them."""

@@ -63,7 +63,7 @@ SELECT device_id, arg_max(name, ts) AS name, avg(gpu_util_pct) / 100 AS busy, me
   arg_max(remap_failed, ts) AS remap_failed, arg_max(remapped_uncorrected, ts) AS remapped_uncorrected,
   arg_max(retired_pages_dbe, ts) + coalesce(arg_max(retired_pages_sbe, ts), 0) AS retired_pages,
   arg_max(recovery_action, ts) AS recovery, arg_max(total_bytes, ts) AS total_bytes,
-  bool_or(nvlink_rx_bytes_per_s IS NOT NULL) AS counts_nvlink
+  bool_or(CASE WHEN nvlink_rx_bytes_per_s IS NOT NULL THEN true END) AS counts_nvlink
 FROM gpu.utilization WHERE {since(_VALUES_NS)} AND mig IS NULL GROUP BY device_id ORDER BY device_id LIMIT 64
 """,
         "events of GPUs": f"""
@@ -162,11 +162,19 @@ def _fabric(device: Row) -> str | None:
 
 
 def _events(rows: Rows, devices: Sequence[Row]) -> tuple[HardwareEvent, ...]:
-    # The driver reports an XID to both, and only the kernel's line says more than the number.
-    kernel = list(_kernel_events(rows, devices))
-    known = {(event.gpu, event.code) for event in kernel if event.kind == "xid"}
-    driver = [event for event in _gpu_events(rows) if event.kind != "xid" or (event.gpu, event.code) not in known]
-    return (*driver, *kernel)
+    # The driver reports an XID to both. NVML's events come with the number of the GPU; only the kernel's line says more
+    # of errors of NVLink 5.
+    driver, kernel = list(_gpu_events(rows)), list(_kernel_events(rows, devices))
+    said = {_xid_of(event) for event in kernel if event.code in NVLINK_CODES and event.gpu is not None}
+    known = {_xid_of(event) for event in driver if event.kind == "xid"} - said
+    return (
+        *(event for event in driver if event.kind != "xid" or _xid_of(event) not in said),
+        *(event for event in kernel if event.kind != "xid" or _xid_of(event) not in known),
+    )
+
+
+def _xid_of(event: HardwareEvent) -> tuple[int | None, int | None]:
+    return event.gpu, event.code
 
 
 def _gpu_events(rows: Rows) -> Iterable[HardwareEvent]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from probing.api.errors import NotFound, ProbingError
+from probing.daemon.diagnose.gather.conditions import read_conditions
 from probing.daemon.diagnose.gather.tables import Collector, seconds_left
 from probing.daemon.stack_wire import ProcessStacks
 from probing.diagnosis.facts import Missing
@@ -87,7 +88,7 @@ class Readings:
 
     def _read_conditions(self) -> None:
         def read() -> Mapping[str, Any]:
-            return self._collector.conditions([], self._job, self._timeout())
+            return read_conditions(self._collector, self._job, self._timeout())
 
         first = self._tried("condition", read)
         self._wait()

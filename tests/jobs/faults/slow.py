@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from ranks import STEP_S, Job, main
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 STEP_CPU_S = 0.02
 IDLE_S = 0.03
@@ -48,6 +51,43 @@ def beside_a_hog(job: Job) -> None:
     job.go_on(forward)
 
 
+class Images(Dataset[Tensor]):
+    """Images that take 0.2 s of a CPU each."""
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> Tensor:
+        return decode()
+
+
+def decode() -> Tensor:
+    end = time.thread_time() + 0.2
+    while time.thread_time() < end:
+        pass
+    return torch.ones(11)
+
+
+def shared_cpu(job: Job) -> None:
+    """Rank 1 and its four data-loader workers may use core 1 alone, as after an import that calls sched_setaffinity."""
+    job.train(forward)
+    if job.rank == 1:
+        os.sched_setaffinity(0, {1})
+        batches = iter(DataLoader(Images(), batch_size=None, num_workers=4))
+        job.begin()
+        job.go_on(partial(loaded, batches))
+    job.go_on(idle)
+
+
+def loaded(batches: Iterator[Tensor]) -> None:
+    next(batches)
+    forward()
+
+
+def idle() -> None:
+    time.sleep(IDLE_S)
+
+
 def quota(job: Job) -> None:
     """Its cgroup gives rank 1 less CPU than it needs."""
     job.train(forward)
@@ -77,7 +117,7 @@ def read_batch() -> None:
     time.sleep(STEP_S)
 
 
-CASES = {case.__name__: case for case in (sleeps, beside_a_hog, quota, bigger_batch, all_slower)}
+CASES = {case.__name__: case for case in (sleeps, beside_a_hog, shared_cpu, quota, bigger_batch, all_slower)}
 
 if __name__ == "__main__":
     main(CASES)

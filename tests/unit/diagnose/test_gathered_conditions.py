@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 import pytest
 
-from probing.daemon.diagnose.gather.conditions import EarlierReadings, conditions_of
+from probing.daemon.diagnose.gather.conditions import EarlierReadings, conditions_of, idle_cpus_of, read_conditions
 from probing.daemon.diagnose.gather.processes import Key
 
 KEY = Key(100, 7)
@@ -29,6 +30,35 @@ def test_counters_are_differences_and_the_rest_is_as_it_is_now() -> None:
 def test_one_reading_has_no_differences() -> None:
     found = conditions_of(None, reading(1000, cpu_ns=13, rss_bytes=5))[KEY]
     assert (found.interval_ns, found.cpu_ns, found.rss_bytes) == (None, None, 5)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "idle"),
+    [
+        ({0: 5, 1: 5}, {0: 1005, 1: 205}, (0,)),
+        ({0: 5}, {0: 1005, 1: 1005}, (0,)),
+        ({0: 5}, {0: 5}, ()),
+        ({}, {0: 1005}, None),
+        ({0: 5}, {}, None),
+    ],
+)
+def test_a_cpu_is_free_if_it_was_idle_for_a_third_of_the_time(
+    before: dict[int, int], now: dict[int, int], idle: tuple[int, ...] | None
+) -> None:
+    first, second = ({"idle": one, "idle_at_ns": at} for one, at in ((before, 100), (now, 1100)))
+    assert idle_cpus_of(first, second) == idle
+    assert idle_cpus_of(None, second) is None
+
+
+def test_a_reading_has_the_idle_time_of_each_cpu_of_this_machine() -> None:
+    class Asked:
+        def conditions(self, pids: list[int], job: str, timeout: float) -> dict[str, Any]:
+            return {"processes": [], "loads": None, "failures": [], "asked": (pids, job, timeout)}
+
+    found = read_conditions(Asked(), "job", 2.0)  # type: ignore[arg-type]
+    assert found["asked"] == ([], "job", 2.0)
+    assert found["idle"].keys() == set(range(os.cpu_count() or 0))
+    assert all(0 < ns < time.clock_gettime_ns(time.CLOCK_BOOTTIME) * 2 for ns in found["idle"].values())
 
 
 def test_another_process_with_the_pid_is_not_compared() -> None:

@@ -128,6 +128,33 @@ def test_events_are_counted_and_those_of_the_kernel_get_the_number_of_their_gpu(
     assert (kernel["memory_error", None].count, kernel["memory_error", None].part) == (2, "MC0")
 
 
+def test_errors_of_nvlink_are_those_of_the_kernel_by_unit_and_severity() -> None:
+    def line(ago_s: int, what: str, link: int) -> dict[str, Any]:
+        text = f"NVRM: Xid (PCI:0000:17:00): 145, {what} XC0 i0 Link {link} (0x{ago_s:08x} 0x00000001)"
+        return {"kind": "xid", "device": "0000:17:00", "code": 145, "message": text, "ts": NOW - ago_s * S}
+
+    fabric = {"fabric_cluster": "1b0c", "fabric_clique": 3}
+    hardware = found(
+        {
+            "gpu.events": [{"event": "xid", "xid": 145, "device_id": 3, "detail": "Xid 145"}],
+            "process.kmsg": [
+                line(30, "RLW_RXPIPE Nonfatal", 4),
+                line(20, "RLW_RXPIPE Nonfatal", 5),
+                line(10, "RLW_SRC_TRACK  Fatal  ", 6),
+            ],
+        },
+        {"gpu.devices": [{"device_id": 3, "mig": None, "state": "ok", "bus_id": "0000:17:00.0", **fabric}]},
+    )
+    assert [gpu.fabric for gpu in hardware.gpus] == ["1b0c/3"]
+    events = [(one.source, one.code, one.gpu, one.count, one.first_ns, one.text[28:60]) for one in hardware.events]
+    assert events == [
+        ("kernel", 145, 3, 1, NOW - 10 * S, "145, RLW_SRC_TRACK  Fatal   XC0 "),
+        # The first of both lines.
+        ("kernel", 145, 3, 2, NOW - 30 * S, "145, RLW_RXPIPE Nonfatal XC0 i0 "),
+    ]
+    assert "Link 4" in hardware.events[1].text
+
+
 def test_ports_paths_disks_and_file_systems() -> None:
     port = {"hca": "mlx5_0", "port": 1, "state": "ACTIVE", "phys_state": "LinkUp", "interval_ns": 5 * S}
     tcp = {**OTHER, "role": "trainer", "peer_address": "10.0.0.2", "segs_out": 1000, "rtt_ns": 90_000}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from diagnosis_cases import NOW, TORCH, ago, elsewhere, facts, frame, in_collective, op, rank, thread
+from diagnosis_cases import NOW, TORCH, ago, elsewhere, facts, frame, in_collective, node, op, rank, thread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +38,16 @@ def doing(
     own = {"state": "S", "interval_ns": 10**9, "cpu_ns": 0, "switches": 0, "asleep_since_ns": ago(39)}
     one = rank(1, stack=stack, condition=Condition(**{**own, **fields}), helpers=tuple(helpers), exit=end)
     return does(replace(one, threads=(*one.threads, *others)))
+
+
+def test_a_starved_rank_names_who_shares_its_cpu() -> None:
+    own = Condition(state="R", interval_ns=10**9, run_delay_ns=7 * 10**8, cpus_allowed=1, cpu_list="3")
+    ranks = [rank(n, stack=user(state="R"), condition=own) for n in (1, 2)]
+    given = facts(*ranks, nodes=[replace(node("a"), idle_cpus=(0, 1, 2))])
+    assert activity_of(ranks[0], given).why == (
+        "it waits for a CPU 70% of the time in step, train.py:40: it shares CPU 3 with rank 2, while 3 other CPUs of"
+        " the node are free"
+    )
 
 
 def worker(pid: int, *frames: str, end: Exit | None = None, **fields: Any) -> Helper:

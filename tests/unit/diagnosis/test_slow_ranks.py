@@ -13,7 +13,7 @@ from long import examples
 
 from probing.diagnosis.arrivals import arrivals
 from probing.diagnosis.case import Case
-from probing.diagnosis.facts import Condition, Facts, Operation, Rank, Sample
+from probing.diagnosis.facts import Condition, Facts, Helper, Operation, Rank, Sample
 from probing.diagnosis.rules.slow_rank import find
 from probing.diagnosis.verdict import Finding
 
@@ -358,6 +358,83 @@ def test_a_neighbour_on_its_cpu_is_named() -> None:
     )
     assert finding.culprits[0].why == "it waits for a CPU 50 % of the time: stress (pid 77) runs there"
     assert "ready to run and without a CPU on CPUs 3 50 % of the time; the others 1 %" in finding.evidence
+
+
+def crowded(own: dict[str, object], idle: tuple[int, ...] | None, **slow: object) -> Finding:
+    """Rank 1 waits for a CPU half of the time, on a node of 4 CPUs; ``own``: the rest of its condition."""
+    job, waits = data_parallel(4, {1: 1.6}), condition(run_delay_ns=5 * 10**9, **own)
+    ranks = [
+        replace(rank(n, *job.operations(n), condition=condition(cpus_allowed=4, cpu_list="0-3")), **slow_of)  # type: ignore[arg-type]
+        for n in range(4)
+        for slow_of in [{"condition": waits, **slow} if n == 1 else {}]
+    ]
+    (finding,) = found_in(facts(*ranks, nodes=[replace(node("a", ranks), idle_cpus=idle)]))
+    return finding
+
+
+ONE_CPU: dict[str, object] = {"cpus_allowed": 1, "cpu_list": "3"}
+
+
+def worker(pid: int, **fields: object) -> Helper:
+    return Helper(pid, 1, "data_loader", "R", condition=condition(**ONE_CPU, **fields))
+
+
+def test_workers_that_share_the_cpu_of_their_rank_are_named() -> None:
+    rival = (("python", 78, 5 * 10**9), ("python", 4000, 10**9), ("stress", 9, 10**9))
+    finding = crowded({**ONE_CPU, "neighbours": rival}, (0, 2), helpers=(worker(77), worker(78)))
+    assert finding.culprits[0].why == (
+        "it waits for a CPU 50 % of the time: it shares CPU 3 with 2 data-loader workers of rank 1, while 2 other CPUs"
+        " of the node are free"
+    )
+    # Who takes the CPU, by what it is in the job.
+    assert "a data-loader worker of rank 1 (python, pid 78) uses 50 % of a CPU" in finding.evidence
+    assert "rank 0 (python, pid 4000) uses 10 % of a CPU" in finding.evidence
+    assert "stress (pid 9) uses 10 % of a CPU" in finding.evidence
+    assert finding.next_steps[0].startswith("Give each rank and its workers CPUs of their own")
+
+
+def test_own_threads_that_share_the_cpu_are_named() -> None:
+    finding = crowded({**ONE_CPU, "cpu_ns": 3 * 10**9, "process_cpu_ns": 9 * 10**9}, (0,))
+    assert finding.culprits[0].why == (
+        "it waits for a CPU 50 % of the time: it shares CPU 3 with its own other threads, which use 60 % of it, while"
+        " 1 other CPU of the node is free"
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "idle", "workers"),
+    [
+        (ONE_CPU, (), 2),  # no CPU is free
+        (ONE_CPU, None, 2),
+        (ONE_CPU, (3,), 2),  # its own one is idle
+        (ONE_CPU, (0, 1), 0),  # it has its CPU for itself
+        ({"cpus_allowed": 9, "cpu_list": "0-3"}, (5, 6), 2),  # a list that was cut
+        ({"cpus_allowed": 1, "cpu_list": "what-ever"}, (5, 6), 2),
+        ({"cpus_allowed": 3, "cpu_list": "1-3"}, (0,), 2),  # three CPUs for three
+    ],
+)
+def test_affinity_is_no_reason_without_a_crowd_or_without_a_free_cpu(
+    own: dict[str, object], idle: tuple[int, ...] | None, workers: int
+) -> None:
+    finding = crowded(own, idle, helpers=tuple(worker(77 + n) for n in range(workers)))
+    assert "shares" not in finding.culprits[0].why
+
+
+def test_a_slow_loader_whose_workers_share_a_cpu() -> None:
+    queue = frame("get /usr/lib/python3.11/queue.py:180")
+    loader = frame("_next_data /x/torch/utils/data/dataloader.py:700")
+    slow = (*samples(forward=0.5), Sample((queue, loader, LOOP), 0.45, False))
+    workers = tuple(worker(pid, run_delay_ns=6 * 10**9) for pid in (77, 78))
+    job = data_parallel(4, {1: 1.6})
+    own: dict[str, object] = {"samples": slow, "helpers": workers, "condition": condition(**ONE_CPU)}
+    peer: dict[str, object] = {"samples": samples(forward=0.5, wait=0.45), "condition": condition()}
+    ranks = [rank(n, *job.operations(n), **(own if n == 1 else peer)) for n in range(4)]
+    (finding,) = found_in(facts(*ranks, nodes=[replace(node("a", ranks), idle_cpus=(0, 1))]))
+    assert finding.culprits[0].activity == "data_loader"
+    assert finding.culprits[0].why.endswith(
+        "worker 77 waits for a CPU 60 % of the time: it shares CPU 3 with rank 1 and a data-loader worker of rank 1,"
+        " while 2 other CPUs of the node are free"
+    )
 
 
 def test_a_rank_that_computes_more_on_a_busy_node_is_uneven_work() -> None:
