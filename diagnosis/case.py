@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from probing.diagnosis.activity.activity import Activity, activity_of
 from probing.diagnosis.clocks import ClockOffset, clock_offsets
+from probing.diagnosis.cold_caches import WARM_UP, lone_compiler_text
 from probing.diagnosis.disagreements import Disagreement, disagreements, ended_badly
 from probing.diagnosis.fabrics import FabricFault, fabric_faults
 from probing.diagnosis.facts import Communicator, Facts, Rank
@@ -194,7 +196,12 @@ class Case:
 
     def activity(self, rank: int) -> Activity:
         if rank not in self._activities:
-            self._activities[rank] = activity_of(self.ranks[rank], self.facts)
+            found = activity_of(self.ranks[rank], self.facts)
+            if found.kind == "compiling":
+                alone = lone_compiler_text(rank, self.ranks, self.waits)
+                steps = (*found.next_steps, *(WARM_UP if alone else ()))
+                found = replace(found, why=f"{found.why}{alone}", next_steps=steps)
+            self._activities[rank] = found
         return self._activities[rank]
 
     def time(self, rank: int, ns: int) -> int:

@@ -133,7 +133,8 @@ class Condition:
 
     The fields after ``interval_ns`` are differences over that time: ``cpu_ns``, ``run_delay_ns`` (runnable without a
     CPU) and ``switches`` are those of that thread, the others those of the process. ``read_bytes`` and
-    ``write_bytes`` count all read and write calls, also those on pipes and cached files.
+    ``write_bytes`` count all read and write calls, also those on pipes and cached files; ``storage_read_bytes`` what
+    came from storage or a file server.
     """
 
     state: str | None = None
@@ -166,6 +167,7 @@ class Condition:
     run_delay_ns: int | None = None
     read_bytes: int | None = None
     write_bytes: int | None = None
+    storage_read_bytes: int | None = None
     switches: int | None = None
     major_faults: int | None = None
     throttled: int | None = None

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
+from probing.diagnosis.activity.processor import is_compiling
+from probing.diagnosis.activity.scene import is_library, user_frame
 from probing.diagnosis.affinity import crowd_text, process_text
 from probing.diagnosis.case import Case
+from probing.diagnosis.cold_caches import WARM_UP, cold_pages_text, compiling_share
 from probing.diagnosis.facts import Condition, Rank
 from probing.diagnosis.sample_difference import Difference, difference
 from probing.diagnosis.words import bytes_text, clean, frame_text, share_text
@@ -28,6 +31,11 @@ _OWN_CPUS = (
     "Give each rank and its workers CPUs of their own: taskset, the cpuset of the container, `srun --cpus-per-task`,"
     " OMP_PROC_BIND, or whatever called sched_setaffinity."
 )
+_WARM_PAGES = "Read the files once before the job, or free memory of the node: other files push them out of its cache."
+_WAITS_FOR_IO = "disk_io", "waits for I/O in"
+# With a fast disk the copy takes more time than the wait: it looks like computing.
+_COLD_PER_S, _MUCH_PER_S = 1 << 20, 100 << 20
+_COMPILES, _TIMES_COMPILING = 0.15, 3
 _IO = frozenset({"fsync", "flush", "load", "open", "read", "readinto", "readline", "save", "write"})
 
 
@@ -113,22 +121,43 @@ def _swapping(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | Non
     )
 
 
+def _compiling(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
+    """A compiler that runs on this rank alone."""
+    del case
+    own = compiling_share(rank.samples)
+    usual = median([compiling_share(peer.samples) for peer in peers if peer.samples] or [own])
+    if own < _COMPILES or own < _TIMES_COMPILING * usual:
+        return None
+    frames = max((s for s in rank.samples if any(map(is_compiling, s.frames))), key=lambda s: s.share).frames
+    user = user_frame(frames)
+    place = f" in {frame_text(user)}" if user is not None and not is_library(user) else ""
+    shares = f"{share_text(own)} of the time, the others {share_text(usual)}"
+    return SlowReason(
+        "compiling",
+        f"it compiles{place}, {shares}: its cache is cold, or its shapes are new",
+        (f"samples of its main thread: a compiler {shares}",),
+        WARM_UP,
+    )
+
+
 def _slow_code(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
     """Code that takes a larger part of its work than of the others' work."""
     found = difference(rank.samples, [case.work(peer.rank) for peer in peers])
     if found is None or found.share - found.others < _LEAST or _common(rank, found):
         return None
-    kind, does = _kind(rank, peers, found)
-    workers = _workers_wait(case, rank) if found.loader else ""
-    place, shares = (
-        frame_text(found.frame),
-        f"{share_text(found.share)} of the time; the others {share_text(found.others)}",
-    )
+    (kind, does), place = _kind(rank, peers, found), frame_text(found.frame)
+    steps: tuple[str, ...] = (f"Look at {place}: only this rank spends so much time there.",)
+    if more := _workers_wait(case, rank) if found.loader else "":
+        steps = (_OWN_CPUS,)
+    elif more := cold_pages_text(rank, peers, _MUCH_PER_S if kind == "computing" else _COLD_PER_S):
+        steps = (_WARM_PAGES,)
+        kind, does = (kind, does) if found.loader else _WAITS_FOR_IO
+    shares = f"{share_text(found.share)} of the time; the others {share_text(found.others)}"
     return SlowReason(
         kind,
-        f"it {does} {place}, {shares}{f': {workers}' if workers else ''}",
-        (f"samples of its main thread: {place} {shares}", *((workers,) if workers else ())),
-        (_OWN_CPUS,) if workers else (f"Look at {place}: only this rank spends so much time there.",),
+        f"it {does} {place}, {shares}{f': {more}' if more else ''}",
+        (f"samples of its main thread: {place} {shares}", *((more,) if more else ())),
+        steps,
     )
 
 
@@ -162,7 +191,7 @@ def _kind(rank: Rank, peers: Sequence[Rank], found: Difference) -> tuple[str, st
         return "computing", "computes in"
     reads = _rate(rank, _io_bytes)
     if found.frame.func in _IO or reads > max(_READS_PER_S, 2 * median([_rate(p, _io_bytes) for p in peers] or [0.0])):
-        return "disk_io", "waits for I/O in"
+        return _WAITS_FOR_IO
     return "sleeping", "is blocked in"
 
 
@@ -197,7 +226,7 @@ def _hardware(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | Non
     return SlowReason("bad_hardware", first.why, evidence, first.next_steps)
 
 
-REASONS: list[Reason] = [_throttled, _contended, _swapping, _hardware, _slow_code, _uneven]
+REASONS: list[Reason] = [_throttled, _contended, _swapping, _hardware, _compiling, _slow_code, _uneven]
 
 
 def _no_other_cause(rank: Rank) -> str:

@@ -6,9 +6,10 @@ import re
 
 from probing.diagnosis.activity.scene import Scene, Seen, is_library
 from probing.diagnosis.affinity import crowd_text, process_text
+from probing.diagnosis.facts import Frame
 from probing.diagnosis.words import clean
 
-__all__ = ("find_collecting", "find_compiling", "find_computing", "find_hindered", "uses_cpu")
+__all__ = ("find_collecting", "find_compiling", "find_computing", "find_hindered", "is_compiling", "uses_cpu")
 
 # Shares of the time between the readings.
 _THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
@@ -27,9 +28,14 @@ _COMPILING = re.compile(
 )
 
 
+def is_compiling(frame: Frame) -> bool:
+    """Returns whether a frame belongs to a compiler of the program: torch.compile, Triton or C++ extensions."""
+    return not frame.native and _COMPILING.search(frame.file) is not None
+
+
 def find_compiling(scene: Scene) -> Seen | None:
     """Returns whether the process compiles, itself or in a child."""
-    frame = next((f for f in scene.python if _COMPILING.search(f.file)), None)
+    frame = next((f for f in scene.python if is_compiling(f)), None)
     child = next((c for c in scene.condition.children if _COMPILERS.fullmatch(c[0]) and c[2] != "Z"), None)
     waits = scene.condition.target_kind == "child" or frame is not None
     if frame is None and (child is None or not waits):

@@ -69,7 +69,7 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
         thread, tid = stat, target.pid
     state = target.stat.state if tid == target.pid else thread.state if thread else ""
     cpu_ns, run_delay_ns = parse_schedstat(_read(target, f"task/{tid}/schedstat"))
-    read_bytes, write_bytes = parse_io(_read(target, "io"))
+    read_bytes, write_bytes, storage_read_bytes = parse_io(_read(target, "io"))
     found: dict[str, Any] = {
         "pid": target.pid,
         "start_ns": target.start_ns,
@@ -85,6 +85,7 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
         "major_faults": stat.major_faults if stat else None,
         "read_bytes": read_bytes,
         "write_bytes": write_bytes,
+        "storage_read_bytes": storage_read_bytes,
         **read_cgroups(_read(target, "cgroup"), _own_cgroups()),
     }
     found["tracer"] = _name(found["tracer_pid"])

@@ -57,10 +57,11 @@ def exec_start_ns(sched: bytes) -> int | None:
     return int(match[1]) * 1_000_000 + int(match[2]) if match else None
 
 
-def parse_io(data: bytes) -> tuple[int | None, int | None]:
-    """Returns the bytes of all read calls and of all write calls of a process, also on caches and pipes."""
-    found = _pairs(data, (b"rchar", b"wchar"))
-    return found.get(b"rchar"), found.get(b"wchar")
+def parse_io(data: bytes) -> tuple[int | None, int | None, int | None]:
+    """Returns the bytes of all read calls and of all write calls of a process, also on caches and pipes, and those that
+    were read from storage."""
+    found = _pairs(data, (b"rchar", b"wchar", b"read_bytes"))
+    return found.get(b"rchar"), found.get(b"wchar"), found.get(b"read_bytes")
 
 
 def status_fields(data: bytes) -> dict[str, int | str | None]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import torch
 from ranks import STEP_S, Job, main
@@ -88,6 +89,63 @@ def idle() -> None:
     time.sleep(IDLE_S)
 
 
+def recompiles(job: Job) -> None:
+    """Rank 1 compiles in each step, as without a cache; the other one compiled once."""
+    model = torch.compile(normalized, backend="eager")
+    model(torch.ones(8))
+    job.train(forward)
+    if job.rank == 1:
+        job.begin()
+        job.go_on(partial(forgetful, model))
+    job.go_on(partial(compiled, model))
+
+
+def normalized(batch: Tensor) -> Tensor:
+    for _ in range(30):
+        batch = torch.nn.functional.layer_norm(batch + 1, batch.shape)
+    return batch
+
+
+def compiled(model: Callable[[Tensor], Tensor]) -> None:
+    model(torch.ones(8))
+    forward()
+
+
+def forgetful(model: Callable[[Tensor], Tensor]) -> None:
+    torch.compiler.reset()
+    compiled(model)
+
+
+SHARD_BYTES = 64 << 20
+
+
+def cold_pages(job: Job) -> None:
+    """Both ranks read a shard in each step; only on rank 1 the kernel has to read it from the disk."""
+    shard = job.folder / f"shard-{job.rank}"
+    with shard.open("wb") as file:
+        file.write(os.urandom(SHARD_BYTES))
+        os.fsync(file.fileno())
+    read_shard(shard)
+    job.train(forward)
+    if job.rank == 1:
+        job.begin()
+        job.go_on(partial(evicted, shard))
+    job.go_on(partial(read_shard, shard))
+
+
+def evicted(shard: Path) -> None:
+    with shard.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    read_shard(shard)
+
+
+def read_shard(shard: Path) -> None:
+    with shard.open("rb", buffering=0) as file:
+        while file.read(1 << 20):
+            pass
+    time.sleep(IDLE_S)
+
+
 def quota(job: Job) -> None:
     """Its cgroup gives rank 1 less CPU than it needs."""
     job.train(forward)
@@ -117,7 +175,8 @@ def read_batch() -> None:
     time.sleep(STEP_S)
 
 
-CASES = {case.__name__: case for case in (sleeps, beside_a_hog, shared_cpu, quota, bigger_batch, all_slower)}
+_OF_ONE_RANK = (sleeps, beside_a_hog, shared_cpu, recompiles, cold_pages, quota, bigger_batch)
+CASES = {case.__name__: case for case in (*_OF_ONE_RANK, all_slower)}
 
 if __name__ == "__main__":
     main(CASES)

@@ -60,7 +60,8 @@ def test_counters_of_a_process() -> None:
     assert (stat.cpu_ns, stat.processor) == ((11 + 12) * 10_000_000, 36)
     assert parse_task_stat(b"7 (a) S 1 2") is None
     assert parse_schedstat(b"11 13 17\n") == (11, 13)
-    assert parse_io(b"rchar: 5\nwchar: 7\nsyscr: 3\n") == (5, 7)
+    assert parse_io(b"rchar: 5\nwchar: 7\nsyscr: 3\n") == (5, 7, None)
+    assert parse_io(b"rchar: 5\nwchar: 7\nsyscr: 3\nread_bytes: 4096\nwrite_bytes: 0\n") == (5, 7, 4096)
     sched = b"python (7, #threads: 1)\n---\nse.exec_start         :      26102343.789813\n"
     assert exec_start_ns(sched) == 26_102_343_789_813
     assert exec_start_ns(b"se.vruntime : 1.0") is None

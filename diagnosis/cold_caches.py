@@ -1,0 +1,73 @@
+"""Signs that a cache is cold on one rank and warm on its peers: of compiled code, and of pages of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+from probing.diagnosis.activity.processor import is_compiling
+from probing.diagnosis.facts import Condition, Rank, Sample
+from probing.diagnosis.waits import Wait, main_thread
+from probing.diagnosis.words import bytes_text
+
+__all__ = ("WARM_UP", "cold_pages_text", "compiling_share", "lone_compiler_text")
+
+WARM_UP = (
+    "Let all ranks share the compiler's cache: TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR on one file system.",
+    "Look for shapes that only this rank has: TORCH_LOGS=recompiles.",
+)
+"""What to do against compilation on one rank."""
+_TIMES = 4
+# Ranks that read so much more than another do not do the same.
+_ALIKE = 3
+
+
+def compiling_share(samples: Iterable[Sample]) -> float:
+    """Returns the part of the window in which samples show a compiler, 0 to 1."""
+    return sum(sample.share for sample in samples if any(is_compiling(frame) for frame in sample.frames))
+
+
+def lone_compiler_text(rank: int, ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> str:
+    """Returns a clause for ``rank``, which compiles, if all others are seen to wait in a collective; else "".
+
+    They have found in a cache, or did not need, what it compiles.
+    """
+    others = [one for number, one in ranks.items() if number != rank]
+    for one in others:
+        main = main_thread(one)
+        if one.rank not in waits or main is None or any(is_compiling(frame) for frame in main.frames):
+            return ""
+    return ", and no other rank does: its cache is cold, or its shapes are new" if others else ""
+
+
+def cold_pages_text(rank: Rank, peers: Sequence[Rank], least: int) -> str:
+    """Returns a clause if ``rank`` reads from storage what its peers, which read as much, have in memory; else "".
+
+    ``least``: bytes a second from storage that are worth naming.
+    """
+    mine, theirs = _reads(rank), [_reads(peer) for peer in peers if peer.condition is not None]
+    if mine is None or not theirs or any(one is None for one in theirs):
+        return ""
+    stored, read = mine
+    usual = median(one[0] for one in theirs if one is not None)
+    usual_read = median(one[1] for one in theirs if one is not None)
+    if stored < max(least, _TIMES * usual) or read > _ALIKE * usual_read or stored > 2 * read:
+        return ""
+    return (
+        f"its page cache is cold: it reads {bytes_text(stored)} a second from storage, the others, which read as much,"
+        f" {bytes_text(usual)}"
+    )
+
+
+def _reads(rank: Rank) -> tuple[float, float] | None:
+    """Returns the bytes a second that a rank and its data loader read from storage, and by all calls that read."""
+    own = [rank.condition, *(helper.condition for helper in rank.helpers if helper.role == "data_loader")]
+    known = [rate for condition in own if condition is not None and (rate := _rates(condition)) is not None]
+    return (sum(one[0] for one in known), sum(one[1] for one in known)) if known else None
+
+
+def _rates(condition: Condition) -> tuple[float, float] | None:
+    if not condition.interval_ns or condition.storage_read_bytes is None or condition.read_bytes is None:
+        return None
+    seconds = condition.interval_ns / 1e9
+    return condition.storage_read_bytes / seconds, condition.read_bytes / seconds
