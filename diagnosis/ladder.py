@@ -10,6 +10,7 @@ from typing import Protocol
 from probing.diagnosis.advice import advised
 from probing.diagnosis.case import Case
 from probing.diagnosis.corroborate import corroborated
+from probing.diagnosis.drifts import with_drift
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.hardware_evidence import with_symptoms
 from probing.diagnosis.known_bugs import with_known_bugs
@@ -98,8 +99,8 @@ class Diagnosis:
 
 
 def _completed(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with what witnesses, hardware and known bugs add, and with what to do and when it ends."""
-    for add in (corroborated, with_symptoms, with_known_bugs, with_time_out, advised):
+    """Returns ``finding`` with what drifts, witnesses, hardware and known bugs add, with what to do and when it ends."""
+    for add in (with_drift, corroborated, with_symptoms, with_known_bugs, with_time_out, advised):
         finding = add(case, finding)
     return finding
 

@@ -35,6 +35,7 @@ HANGS = (
     outside("ddp", activity="sleeping", words=("place_experts",)),
     outside("groups", ranks=8, activity="sleeping", words=("place_experts",), culprits=frozenset({5})),
     hang("cross_group", ranks=4, verdict="deadlock", culprits=frozenset({0, 1, 2}), truth="a ring of three groups"),
+    hang("drifts", ranks=3, verdict="deadlock", words=("rank 1 has made 1 all_reduce less on dp",)),
     hang("unmatched", ranks=3, verdict="unmatched_p2p", culprits=frozenset({0}), words=("send",)),
     outside("dead_at_store", ranks=3, verdict="rank_died", stacks=NOBODY, words=("SIGKILL",)),
     outside("absent", verdict="init_stuck", words=("prepare_data",), joins=False),

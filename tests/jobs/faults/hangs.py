@@ -225,6 +225,24 @@ def cross_group(job: Job) -> None:
     job.go_on()
 
 
+def drifts(job: Job) -> None:
+    """Rank 1 has no tokens in one step and skips a collective of dp; the ranks wait for all of dp some steps later."""
+    dp = dist.new_group(group_desc="dp")
+    job.train()
+    for first in range(0, FOREVER_S, 8):
+        works = []
+        for step in range(first, first + 8):
+            if job.rank == 1 and step == 99:
+                job.begin()
+            else:
+                works.append(dist.all_reduce(torch.ones(3), group=dp, async_op=True))
+            time.sleep(0.02)
+            dist.all_reduce(torch.ones(101))
+        for work in works:
+            work.wait()
+        dist.all_reduce(torch.ones(101))
+
+
 def unmatched(job: Job) -> None:
     """Rank 0 sends what rank 1 never receives."""
     job.train()
@@ -336,6 +354,7 @@ CASES = {
         sizes,
         dtypes,
         cross_group,
+        drifts,
         unmatched,
         groups,
         fsdp,
