@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from probing.diagnosis.arrivals import Arrivals
 
-__all__ = ("Late", "by_rank", "late_ranks")
+__all__ = ("CLOCK_ERRORS", "MIN_LAG_NS", "MIN_OPERATIONS", "Late", "by_rank", "late_ranks")
 
 MIN_OPERATIONS = 20
 MIN_LAG_NS = 5_000_000
 MIN_SHARE = 0.1
 _LAST_IN = 0.6
-_CLOCK_ERRORS = 3
+CLOCK_ERRORS = 3
 # The highest probability that chance alone makes the same rank last so often: many jobs are judged each minute.
 _BY_CHANCE = 1e-6
 _SLOW_AS_THE_WORST = 0.5
@@ -49,7 +49,7 @@ def late_ranks(found: Iterable[Arrivals]) -> list[Late]:
 def _late(a: Arrivals) -> Late | None:
     if len(a.seqs) < MIN_OPERATIONS or a.covered_ns <= 0:
         return None
-    least = max(MIN_LAG_NS, _CLOCK_ERRORS * a.error_ns)
+    least = max(MIN_LAG_NS, CLOCK_ERRORS * a.error_ns)
     # No rank is late right after a collective that all have left. Only collectives with a late rank count.
     rows = np.nanmax(a.lag_ns, axis=1) > least
     compared = int(rows.sum())

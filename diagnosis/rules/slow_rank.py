@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from probing.diagnosis.arrivals import arrivals
+from probing.diagnosis.arrivals import Arrivals, arrivals
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.lateness import Late, by_rank, late_ranks
@@ -12,7 +12,7 @@ from probing.diagnosis.slow_reasons import SlowReason, reason_of
 from probing.diagnosis.verdict import ERROR, WARNING, Culprit, Finding, Verdict
 from probing.diagnosis.words import duration_text, ranks_of, share_text, who
 
-__all__ = ("SLOW_RANK", "VERDICTS", "find")
+__all__ = ("SLOW_RANK", "VERDICTS", "are_recent", "find")
 
 SLOW_RANK = Verdict(
     "slow_rank",
@@ -46,7 +46,7 @@ def find(case: Case) -> Iterator[Finding]:
     """Returns one finding for all slow ranks of a job that makes progress."""
     if any(finding.severity == ERROR for finding in case.found):
         return
-    late = by_rank(one for one in late_ranks(arrivals(case)) if _lately(case, one))
+    late = by_rank(one for one in late_ranks(arrivals(case)) if are_recent(case, one.arrivals))
     if not late:
         return
     slow = [case.ranks[r] for r in sorted(late)]
@@ -70,11 +70,11 @@ def find(case: Case) -> Iterator[Finding]:
     )
 
 
-def _lately(case: Case, one: Late) -> bool:
-    """Whether the newest compared operation is recent."""
+def are_recent(case: Case, compared: Arrivals) -> bool:
+    """Returns whether the newest compared operation is recent."""
     clocks = case.clocks
     taken = max((n.taken_ns - clocks[n.node].offset_ns for n in case.facts.nodes if n.node in clocks), default=0)
-    return taken - one.arrivals.newest_ns <= max(_STEPS * case.gate_ns, _FRESH_NS)
+    return taken - compared.newest_ns <= max(_STEPS * case.gate_ns, _FRESH_NS)
 
 
 def _peers(case: Case, late: Mapping[int, Late]) -> list[Rank]:

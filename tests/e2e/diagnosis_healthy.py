@@ -49,12 +49,13 @@ HEALTHY = (
     Healthy("an elastic restart", "plain", again=True, restarts=_elastic),
     Healthy("a requeued job", "plain", again=True, restarts=start_by_slurm),
 )
-# Jobs that stand still all the time; `diagnose` notes why.
+# Jobs that stand still or lose time in each step; `diagnose` notes why.
 QUIET = (
     Healthy("an idle server that accepts", "idle_accept", note="idle"),
     Healthy("an idle server of asyncio", "idle_asyncio", note="idle"),
     Healthy("an idle server with a queue", "idle_queue", note="idle"),
     Healthy("a rank that stays for an upload", "stays", note="rank_lingers"),
+    Healthy("batches of different lengths", "rotating", note="rotating_straggler"),
 )
 
 

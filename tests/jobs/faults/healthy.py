@@ -118,6 +118,13 @@ def plain(job: Job) -> None:
     job.train()
 
 
+def rotating(job: Job) -> None:
+    """Batches of different lengths: in each step another rank has the long one."""
+    step = 0
+    while not job.step(partial(time.sleep, 0.12 if step % job.size == job.rank else 0.03)):
+        step += 1
+
+
 def idle_accept(job: Job) -> None:
     """A server: rank 0 waits for connections, and the other ranks for what it broadcasts."""
     server = socket.create_server(("127.0.0.1", 0))
@@ -189,7 +196,7 @@ def upload(job: Job) -> None:
 SERVERS = (idle_accept, idle_asyncio, idle_queue)
 CASES = {
     case.__name__: case
-    for case in (long_steps, evaluation, checkpoint, compiled, workers, ends, plain, stays, *SERVERS)
+    for case in (long_steps, evaluation, checkpoint, compiled, workers, ends, plain, stays, rotating, *SERVERS)
 }
 
 if __name__ == "__main__":
