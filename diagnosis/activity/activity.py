@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from probing.diagnosis.activity.collective import find_collective, find_init, find_open
+from probing.diagnosis.activity.cuda import find_context_lock
 from probing.diagnosis.activity.data_loader import find_data_loader, find_worker
 from probing.diagnosis.activity.ended import find_ended, find_stopped, full_shm
 from probing.diagnosis.activity.kinds import ACTIVITIES
@@ -16,6 +17,7 @@ from probing.diagnosis.activity.processor import (
     find_compiling,
     find_computing,
     find_hindered,
+    find_matching,
     uses_cpu,
 )
 from probing.diagnosis.activity.requests import find_requests, find_rpc
@@ -135,6 +137,8 @@ _TOPICS: tuple[Callable[[Scene], Seen | None], ...] = (
     find_compiling,
     find_checkpoint,
     find_collecting,
+    find_context_lock,
+    find_matching,
     find_gil,
     find_hindered,
     find_requests,

@@ -43,6 +43,14 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
             "Frames of threading, queue or multiprocessing; native frames that take a lock; futex, flock or fcntl.",
             ("Look at the other threads: `probingctl stacks PID --native --locals`.",),
         ),
+        "cuda_context_lock": Kind(
+            "It waits for a CUDA context into which a thread loads code",
+            "Native frames that load a module, and of a call that needs the context.",
+            (
+                "Set CUDA_MODULE_LOADING=EAGER, or launch each kernel once before the first collective.",
+                "Look for a rank whose kernel waits for this one: `probingctl stacks --job J --native`.",
+            ),
+        ),
         "stdin": Kind(
             "The thread that trains waits for input",
             "A read of descriptor 0, or frames of a Python debugger.",

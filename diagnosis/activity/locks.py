@@ -34,6 +34,10 @@ _LOCKS = (
     "lll_lock_wait",
 )
 _JOINS = "waits for another thread to end"
+_LOCKS_OF_PYTHON = ("PyThread_acquire_lock", "acquire_timed", "_PyMutex_Lock", "PyMutex_Lock")
+_OWN = "no other thread runs Python code: its own thread has taken it, or one that has ended or left Python"
+# Of CPython 3.8 to 3.14, Modules/signalmodule.c: it calls the handlers of signals that have come.
+_SIGNALS = ("PyErr_CheckSignals", "_PyErr_CheckSignals", "handle_signals")
 # What a function of Python's library waits for, by the end of its file and its name.
 _PYTHON = (
     ("/threading.py", ("join", "_wait_for_tstate_lock", "_join", "_shutdown"), _JOINS),
@@ -90,6 +94,10 @@ def find_lock(scene: Scene) -> Seen | None:
         which = f": {threads[0]}" if len(threads) == 1 else ""
         running = tuple(f"{thread} has not ended" for thread in threads[:_MOST_THREADS])
         return Seen("lock", f"{what}{scene.where}{which}", frame=scene.user, evidence=(*running, scene.kernel))
+    if interrupted := _interrupted(scene):
+        does = f"{what}{scene.where}, in a signal handler that interrupted {frame_text(interrupted)}"
+        own = "what it interrupted, in its own thread, may hold it, and does not go on before the handler ends"
+        return Seen("lock", does, frame=scene.user, progressing=False, evidence=(own, scene.kernel))
     owners = list(_owners(scene))
     return Seen("lock", f"{what}{scene.where}", frame=scene.user, evidence=(*owners, scene.kernel))
 
@@ -123,6 +131,16 @@ def _library(scene: Scene) -> tuple[Frame, ...]:
     return scene.python[: scene.python.index(scene.user)]
 
 
+def _interrupted(scene: Scene) -> Frame | None:
+    """Returns the Python function that a signal interrupted, if the main thread is in the signal's handler."""
+    frames = scene.main.frames if scene.main else ()
+    at = next((n for n, frame in enumerate(frames) if frame.native and frame.func.startswith(_SIGNALS)), None)
+    # A handler that runs is above; while none does, the C function itself may be the innermost one.
+    if at is None or not python_frames(frames[:at]):
+        return None
+    return user_frame(frames[at:])
+
+
 def _owners(scene: Scene) -> Iterator[str]:
     """Yields lines about the threads that hold or may hold the lock, from variables and stacks."""
     threads = {thread.tid: thread for thread in scene.threads}
@@ -136,7 +154,8 @@ def _owners(scene: Scene) -> Iterator[str]:
         waits = " and waits for a lock itself: the two may wait for each other" if _waits(thread) else ""
         yield f"{_thread(thread)} may hold it{waits}"
     if not near:
-        yield "which thread holds it cannot be read"
+        alone = not others and bool(scene.threads) and scene.runs_in(*_LOCKS_OF_PYTHON)
+        yield _OWN if alone else "which thread holds it cannot be read"
 
 
 def _thread(thread: Thread) -> str:

@@ -9,12 +9,24 @@ from probing.diagnosis.affinity import crowd_text, process_text
 from probing.diagnosis.facts import Frame
 from probing.diagnosis.words import clean
 
-__all__ = ("find_collecting", "find_compiling", "find_computing", "find_hindered", "is_compiling", "uses_cpu")
+__all__ = (
+    "find_collecting",
+    "find_compiling",
+    "find_computing",
+    "find_hindered",
+    "find_matching",
+    "is_compiling",
+    "uses_cpu",
+)
 
 # Shares of the time between the readings.
 _THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
 # Of CPython 3.8 to 3.14: Modules/gcmodule.c, Python/gc.c. A stripped one has no names of them.
 _COLLECTS = ("gc_collect_main", "gc_collect_generations", "gc_collect_region", "deduce_unreachable", "PyGC_Collect")
+# Of Python's re, Lib/re/__init__.py and before 3.11 Lib/re.py; a running thread's C frames are not read.
+_REGEX = ("/re/__init__.py", "/re.py")
+_MATCHES = frozenset(("match", "fullmatch", "search", "sub", "subn", "split", "findall"))
+_PATTERN = 120
 _FAULTS_A_SECOND = 100
 _SWAPPED_BYTES = 16 << 20
 _COMPILERS = re.compile(r"(?:cc1|cc1plus|gcc|g\+\+|c\+\+|clang.*|nvcc|cicc|ptxas|cudafe\+\+|ninja|ld|as|triton.*)")
@@ -52,6 +64,23 @@ def find_collecting(scene: Scene) -> Seen | None:
     if not scene.runs_in(*_COLLECTS):
         return None
     return Seen("garbage_collection", f"collects garbage{scene.where}", frame=scene.user, progressing=True)
+
+
+def find_matching(scene: Scene) -> Seen | None:
+    """Returns whether the main thread matches a regular expression: one that backtracks may take for ever."""
+    inner = scene.python[0] if scene.python else None
+    in_module = inner is not None and inner.file.endswith(_REGEX) and inner.func in _MATCHES
+    still = scene.main is not None and not scene.main.moving
+    if not (in_module or scene.runs_in("sre_ucs", "sre_match")) or not still or scene.letter != "R":
+        return None
+    pattern = next((text for name, text in inner.values if name == "pattern"), "") if inner is not None else ""
+    evidence = (
+        f"the pattern is {clean(pattern, _PATTERN)}" if pattern else "",
+        "Python's re tries all ways to match: with repetitions within repetitions the time doubles with each character",
+        _used(scene),
+    )
+    does = f"matches a regular expression{scene.where}"
+    return Seen("computing", does, frame=scene.user, evidence=evidence)
 
 
 def find_hindered(scene: Scene) -> Seen | None:

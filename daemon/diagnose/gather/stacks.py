@@ -25,6 +25,7 @@ _VALUE = 160
 _TEXT = 200
 # Files of torch and of Python whose local variables name the operation, lock or worker that a thread waits for.
 _WITH_VALUES = frozenset({"distributed_c10d.py", "c10d_logger.py", "threading.py", "dataloader.py"})
+_REGEX = ("/re/__init__.py", "/re.py")
 _WAIT = ("wchan", "syscall", "target", "target_kind", "file_system")
 _Threads = Mapping[Key, list[WireThread]]
 
@@ -155,7 +156,11 @@ def _frame(frame: WireFrame) -> Frame:
 
 
 def _values(frame: WireFrame) -> tuple[tuple[str, str], ...]:
-    if PurePosixPath(frame["file"]).name not in _WITH_VALUES:
+    regex = frame["file"].endswith(_REGEX)
+    if not regex and PurePosixPath(frame["file"]).name not in _WITH_VALUES:
         return ()
-    known = [(one["name"][:40], one["value"][:_VALUE]) for one in frame.get("locals") or () if one["value"] is not None]
+    read = frame.get("locals") or ()
+    known = [(one["name"][:40], one["value"][:_VALUE]) for one in read if one["value"] is not None]
+    if regex:
+        known = [(name, text) for name, text in known if name == "pattern"]
     return tuple(known[:_MAX_VALUES])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import filelock
 import torch
@@ -126,6 +128,54 @@ def flush_metrics(guard: threading.Lock) -> None:
 def record_metrics(guard: threading.Lock) -> None:
     with guard:
         pass
+
+
+STATISTICS = threading.Lock()
+
+
+def signal_lock(job: Job) -> None:
+    """A signal arrives on rank 1 while it holds a lock, and its handler wants the same one."""
+    job.train()
+    if job.rank == 1:
+        signal.signal(signal.SIGUSR1, dump_statistics)
+        job.begin()
+        count_tokens()
+    job.go_on()
+
+
+def count_tokens() -> None:
+    with STATISTICS:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0)
+
+
+def dump_statistics(number: int, frame: FrameType | None) -> None:
+    with STATISTICS:
+        pass
+
+
+def own_lock(job: Job) -> None:
+    """Rank 1 takes a lock twice, and has no other thread."""
+    train_then(job, lambda _: merge_statistics())
+
+
+def merge_statistics() -> None:
+    with STATISTICS:
+        read_statistics()
+
+
+def read_statistics() -> None:
+    with STATISTICS:
+        pass
+
+
+def regex(job: Job) -> None:
+    """Rank 1 matches a text against a pattern that backtracks for ever."""
+    train_then(job, lambda _: parse_document())
+
+
+def parse_document() -> None:
+    re.match(r"(\w+\s?)+$", "a" * 60 + "!")
 
 
 def file_lock(job: Job) -> None:
@@ -355,6 +405,9 @@ CASES = {
         dtypes,
         cross_group,
         drifts,
+        signal_lock,
+        own_lock,
+        regex,
         unmatched,
         groups,
         fsdp,

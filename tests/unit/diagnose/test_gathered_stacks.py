@@ -56,6 +56,14 @@ def test_values_are_kept_of_files_that_name_what_is_waited_for() -> None:
     assert thread.frames[1] == Frame("fit", "/a/train.py", 3)
 
 
+def test_of_a_regular_expression_the_pattern_alone_is_kept() -> None:
+    own = [frame("match", "/usr/lib/python3.11/re/__init__.py", pattern="'(a+)+$'", string="'hush'"), frame("fit")]
+    [thread] = threads(dump((100, own)))
+    assert thread.frames[0].values == (("pattern", "'(a+)+$'"),)
+    [other] = threads(dump((100, [frame("match", "/app/core/__init__.py", pattern="'hush'")])))
+    assert other.frames[0].values == ()
+
+
 def test_native_frames_keep_the_values_of_the_python_frames_beside_them() -> None:
     python = [frame("all_reduce", C10D, op="SUM"), frame("fit"), frame("<module>")]
     mixed = [

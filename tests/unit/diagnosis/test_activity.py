@@ -40,16 +40,6 @@ def doing(
     return does(replace(one, threads=(*one.threads, *others)))
 
 
-def test_a_starved_rank_names_who_shares_its_cpu() -> None:
-    own = Condition(state="R", interval_ns=10**9, run_delay_ns=7 * 10**8, cpus_allowed=1, cpu_list="3")
-    ranks = [rank(n, stack=user(state="R"), condition=own) for n in (1, 2)]
-    given = facts(*ranks, nodes=[replace(node("a"), idle_cpus=(0, 1, 2))])
-    assert activity_of(ranks[0], given).why == (
-        "it waits for a CPU 70% of the time in step, train.py:40: it shares CPU 3 with rank 2, while 3 other CPUs of"
-        " the node are free"
-    )
-
-
 def worker(pid: int, *frames: str, end: Exit | None = None, **fields: Any) -> Helper:
     own = {"state": "S", "interval_ns": 10**9, "cpu_ns": 0, "switches": 0, "asleep_since_ns": ago(39)}
     threads = (thread(*frames, tid=pid),) if frames else ()
@@ -65,6 +55,13 @@ def user(*inner: Any, **fields: Any) -> Thread:
     return thread(*inner, "step train.py:40", "<module> train.py:60", **fields)
 
 
+# A signal's handler, dump, waits for a lock.
+IN_HANDLER = (
+    native("PyThread_acquire_lock_timed"),
+    "dump train.py:7",
+    native("PyErr_CheckSignals"),
+    native("time_sleep"),
+)
 FUSE = {"target": "/mnt/c/a.pt", "target_kind": None, "file_system": "fuse.ckpt /mnt/c", "target_fd": 7}
 WAITS: list[tuple[str, str, Activity]] = [
     ("stopped", "it is stopped by a signal in step, train.py:40", doing(user(), state="T")),
@@ -85,6 +82,39 @@ WAITS: list[tuple[str, str, Activity]] = [
         "lock",
         "it waits for a lock in step, train.py:40",
         doing(user(native("__futex_abstimed_wait_common"), native("PyThread_acquire_lock_timed")), syscall="futex"),
+    ),
+    (
+        "lock",
+        "it waits for a lock in dump, train.py:7, in a signal handler that interrupted step, train.py:40",
+        doing(user(*IN_HANDLER), thread("upload data.py:3", main=False), syscall="futex"),
+    ),
+    (
+        "computing",
+        "it matches a regular expression in step, train.py:40",
+        doing(user(f"search {LIB}/re/__init__.py:177", state="R", moving=False, gil=True), state="R", cpu_ns=10**9),
+    ),
+    (
+        "computing",
+        "it matches a regular expression in step, train.py:40",
+        doing(
+            user(native("sre_ucs1_match"), native("pattern_search"), moving=False), state="R", run_delay_ns=9 * 10**8
+        ),
+    ),
+    (
+        "cuda_context_lock",
+        "it loads code into its CUDA context in step, train.py:40 (cuLibraryLoadData), which waits for the kernels that"
+        " run there",
+        doing(user(native("ioctl"), native("cuLibraryLoadData")), syscall="ioctl"),
+    ),
+    (
+        "cuda_context_lock",
+        "it waits in cuMemcpyDtoHAsync_v2 in step, train.py:40 for its CUDA context: thread worker (101) loads code"
+        " into it",
+        doing(
+            user(native("pthread_mutex_lock"), native("cuMemcpyDtoHAsync_v2")),
+            thread(native("cuModuleLoadData"), "compile kernels.py:9", main=False),
+            syscall="futex",
+        ),
     ),
     (
         "lock",
@@ -509,3 +539,51 @@ def test_any_facts_have_an_activity(threads: Any, condition: Any, helpers: Any) 
     assert found.kind in ACTIVITIES
     text = "".join((found.why, *found.evidence))
     assert all(ord(c) >= 32 and c != "\u202e" for c in text)
+
+
+def test_a_starved_rank_names_who_shares_its_cpu() -> None:
+    own = Condition(state="R", interval_ns=10**9, run_delay_ns=7 * 10**8, cpus_allowed=1, cpu_list="3")
+    ranks = [rank(n, stack=user(state="R"), condition=own) for n in (1, 2)]
+    given = facts(*ranks, nodes=[replace(node("a"), idle_cpus=(0, 1, 2))])
+    assert activity_of(ranks[0], given).why == (
+        "it waits for a CPU 70% of the time in step, train.py:40: it shares CPU 3 with rank 2, while 3 other CPUs of"
+        " the node are free"
+    )
+
+
+def test_a_lock_that_no_other_thread_can_hold() -> None:
+    waits = user(native("PyThread_acquire_lock_timed"))
+    own = "no other thread runs Python code: its own thread has taken it, or one that has ended or left Python"
+    assert own in doing(waits, thread(native("epoll_wait"), main=False), syscall="futex").evidence
+    other = thread("upload data.py:3", main=False)
+    assert "which thread holds it cannot be read" in doing(waits, other, syscall="futex").evidence
+    # C code may signal a condition at any time.
+    assert own not in doing(user(native("pthread_cond_wait")), syscall="futex").evidence
+    assert own not in doing(user(native("sem_wait")), syscall="futex").evidence
+
+
+def test_a_signal_that_a_c_function_looks_for_is_no_handler() -> None:
+    looks = doing(user(native("PyErr_CheckSignals"), native("PyThread_acquire_lock_timed")), syscall="futex")
+    assert looks.why == "it waits for a lock in step, train.py:40"
+
+
+def test_a_regular_expression_shows_its_pattern_and_comes_before_a_cpu_that_is_taken() -> None:
+    match = frame(f"match {LIB}/re/__init__.py:166", pattern=r"'(\w+\s?)+$'")
+    found = doing(user(match, state="R", moving=False), state="R", run_delay_ns=8 * 10**8, cpu_ns=2 * 10**8)
+    assert (found.kind, found.progressing) == ("computing", None)
+    assert r"the pattern is '(\w+\s?)+$'" in found.evidence
+    # One that comes and goes is work.
+    moves = doing(user(match, state="R", moving=True), state="R", cpu_ns=9 * 10**8)
+    assert moves.why == "it runs in step, train.py:40"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (thread(native("cuLaunchKernel"), main=False),),
+        (thread("cuModuleLoadData kernels.py:9", main=False),),  # a Python function of that name
+        (),
+    ],
+)
+def test_a_call_of_cuda_alone_is_no_lock_of_its_context(others: tuple[Thread, ...]) -> None:
+    assert doing(user(native("cuMemcpyDtoHAsync_v2")), *others, syscall="futex").kind != "cuda_context_lock"
