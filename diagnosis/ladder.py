@@ -101,7 +101,7 @@ class Diagnosis:
 
 
 def _completed(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with what drifts, witnesses, hardware and known bugs add, with what to do and when it ends."""
+    """Returns ``finding`` with what drifts, witnesses, hardware and known bugs add, what to do, and when it ends."""
     for add in (with_drift, corroborated, with_symptoms, with_known_bugs, with_time_out, advised):
         finding = add(case, finding)
     return finding
