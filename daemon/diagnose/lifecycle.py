@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.daemon.diagnose.finding_row import finding_id, finding_row
+from probing.diagnosis.rules.idle import IDLE
 from probing.diagnosis.verdict import NOTE, Finding
 
 __all__ = ("Event", "JobFindings", "LookResult")
@@ -66,6 +67,8 @@ class JobFindings:
         self._known: set[str] = set()
         self._doubtful: set[str] = set()
         self._noted = False
+        # Pids of ranks that waited for requests when that was last known; the job has not advanced since.
+        self._idle: frozenset[int] = frozenset()
 
     @property
     def open(self) -> int:
@@ -102,6 +105,8 @@ class JobFindings:
     def follow(self, look: LookResult) -> list[Event]:
         """Opens, changes and closes findings by what a look showed."""
         found = {finding_id(self._job, self._run, f): f for f in look.findings if f.severity != NOTE}
+        if idle := {c.pid for f in look.findings if f.verdict is IDLE for c in f.culprits}:
+            self._idle = frozenset(idle)
         events = [event for name, f in found.items() for event in self._found(name, f, look)]
         self._doubtful = found.keys() - self._open.keys()
         # What is a note without stacks may be a finding with them.
@@ -112,6 +117,7 @@ class JobFindings:
 
     def advanced(self, now_ns: int) -> list[Event]:
         """Closes what held the job up: it goes on."""
+        self._idle = frozenset()
         return self._close((name for name, one in self._open.items() if one.stalled), now_ns)
 
     def ended(self, now_ns: int) -> list[Event]:
@@ -123,6 +129,9 @@ class JobFindings:
         stalled = look.stalled and group == _HANG
         one = self._open.get(name)
         if one is None:
+            activities = _activities(finding)
+            if activities and all(pid in self._idle and what == _UNKNOWN for pid, what in activities.items()):
+                return []  # idle servers whose stacks could not be read this time
             if len(self._open) >= _MAX_OPEN or not self._sure(name, finding, look):
                 return []
             row = finding_row(self._job, self._run, finding, now)

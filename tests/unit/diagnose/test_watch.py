@@ -17,7 +17,8 @@ from probing.daemon.diagnose.gate import JobNow
 from probing.daemon.diagnose.reviews import Reviews
 from probing.daemon.diagnose.schedule import Look, Schedule
 from probing.diagnosis.facts import Missing
-from probing.diagnosis.verdict import NOTE, WARNING, Finding, StackOf
+from probing.diagnosis.rules.idle import IDLE
+from probing.diagnosis.verdict import NOTE, WARNING, Culprit, Finding, StackOf
 
 
 def hangs(since: float, until: float = 1e9) -> Callable[[float, bool], Sequence[Finding]]:
@@ -260,6 +261,24 @@ def test_a_note_of_a_review_is_looked_at_closely_once() -> None:
 def test_notes_are_no_findings() -> None:
     scene = Scene(Job(begins=10, stops=30, finds=lambda *_: [finding("note", severity=NOTE)])).run(60)
     assert (scene.rows, scene.hooked) == ([], [])
+
+
+def test_an_idle_server_that_cannot_be_read_is_no_culprit() -> None:
+    idle = Finding(IDLE, NOTE, 0.8, "idle", (Culprit(1, "n1", 101, "waits for requests", "idle"),))
+
+    def unread() -> Finding:
+        return finding("not_joined", 1, culprits=(Culprit(1, "n1", 101, "", "unknown"),))
+
+    job = Job(begins=10, stops=30, finds=lambda now, _deep: [idle if now < 60 else unread()] if now > 30 else [])
+    scene = Scene(job).run(300)
+    assert scene.rows == []
+    # WHEN it is known to do something else
+    job.finds = lambda _now, _deep: [finding("not_joined", 1)]
+    scene.run(500)
+    assert [row["verdict"] for row in scene.rows] == ["not_joined"]
+    # AND a rank that cannot be read, and was not idle, is named
+    scene = Scene(Job(begins=10, stops=30, finds=lambda now, _deep: [unread()] if now > 30 else [])).run(300)
+    assert [row["verdict"] for row in scene.rows] == ["not_joined"]
 
 
 def test_a_change_is_stored_once_in_ten_seconds() -> None:
