@@ -1,5 +1,7 @@
 """Time of probingctl's commands from exec to exit, beside a daemon and a job, as a multiple of an empty Python.
 
+With ``--hung`` beside 8 ranks of which one has hung the others for a minute.
+
 All take turns with `python -c pass` in rounds within one run, so the ratios hold on a busy machine too. Of `top` on a
 terminal of 80x24 it is the time to the first job on the screen, and from the key q to the exit.
 """
@@ -19,14 +21,20 @@ import sys
 import tempfile
 import termios
 import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from at_rest import HANGS, RANKS, STEPS
 from running import BenchDaemon, job
 from statistics_of_blocks import ratio_of_blocks, table
 
 HERE = Path(__file__).resolve().parent
+# Exit code of `diagnose` where something is wrong.
+WRONG = 3
 # Milliseconds that each may take on the machine of docs/benchmarks.md.
 BUDGETS = {"version": 100, "ps": 250, "nccl": 400, "stacks": 250, "status": None, "top --once": None}
+# Likewise, beside a job that hangs.
+HUNG = {"diagnose": 600, "ps": 250, "nccl": 400, "stacks": 250}
 # Of the screen of `top`, likewise.
 SCREEN = {"top: first frame": 500, "top: from q to its exit": 1000}
 
@@ -35,16 +43,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hung", action="store_true")
     options = parser.parse_args()
     daemon = BenchDaemon()
     folder = Path(tempfile.mkdtemp(prefix="probingd-bench-"))
     with contextlib.ExitStack() as ends:
         ends.callback(daemon.close)
-        ends.enter_context(job(HERE / "timed_job.py", folder / "steps", "64", "0.02", ranks=options.ranks))
-        daemon.start()
-        while not (daemon.ctl("nccl", "-f", "csv").count("\n") > 1):
-            time.sleep(0.5)
-        found = in_turn(daemon, options.rounds)
+        if options.hung:
+            daemon.start()
+            ends.enter_context(job("-c", STEPS + HANGS, str(folder / "rank"), ranks=RANKS))
+            while daemon.run("diagnose").returncode != WRONG:
+                time.sleep(0.5)
+            time.sleep(60)
+        else:
+            ends.enter_context(job(HERE / "timed_job.py", folder / "steps", "64", "0.02", ranks=options.ranks))
+            daemon.start()
+            while not (daemon.ctl("nccl", "-f", "csv").count("\n") > 1):
+                time.sleep(0.5)
+        budgets = HUNG if options.hung else BUDGETS
+        found = in_turn(daemon, options.rounds, budgets, SCREEN if not options.hung else {})
     rows = []
     empty = found["python -c pass"]
     for name, values in found.items():
@@ -54,28 +71,32 @@ def main() -> None:
                 "command": name,
                 "ms, median (range)": f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})",
                 "times an empty Python": f"{ratio.ratio:.1f} [{ratio.low:.1f}, {ratio.high:.1f}]",
-                "budget, ms": {**BUDGETS, **SCREEN}.get(name) or "",
+                "budget, ms": {**budgets, **SCREEN}.get(name) or "",
                 "rounds": len(values),
             }
         )
     print(table(rows))
 
 
-def in_turn(daemon: BenchDaemon, rounds: int) -> dict[str, list[float]]:
+def in_turn(
+    daemon: BenchDaemon, rounds: int, commands: Iterable[str], screens: Collection[str]
+) -> dict[str, list[float]]:
     """ms of each command, by name."""
     target = ["-t", f"unix:{daemon.socket}"]
     program = Path(sys.executable).parent / "probingctl"
     asked: dict[str, list[str]] = {"python -c pass": [sys.executable, "-c", "pass"]}
-    asked |= {name: [str(program), *name.split(), *target] for name in BUDGETS}
+    asked |= {name: [str(program), *name.split(), *target] for name in commands}
     found: dict[str, list[float]] = {name: [] for name in asked}
     chooser = random.Random(5)
     for _ in range(rounds):
         for name in chooser.sample(list(asked), len(asked)):
             begin = time.perf_counter()
-            subprocess.run(asked[name], check=True, stdout=subprocess.DEVNULL)
+            code = subprocess.run(asked[name], stdout=subprocess.DEVNULL, check=False).returncode
+            assert code in (0, WRONG), (name, code)
             found[name].append((time.perf_counter() - begin) * 1000)
-        for name, value in zip(SCREEN, screen([str(program), "top", *target]), strict=True):
-            found.setdefault(name, []).append(value)
+        if screens:
+            for name, value in zip(screens, screen([str(program), "top", *target]), strict=True):
+                found.setdefault(name, []).append(value)
     return found
 
 

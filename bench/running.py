@@ -91,9 +91,13 @@ class BenchDaemon:
             self.process = None
 
     def ctl(self, *args: str) -> str:
-        return subprocess.run(
-            [BIN / "probingctl", "-t", f"unix:{self.socket}", *args], check=True, capture_output=True, text=True
-        ).stdout
+        done = self.run(*args)
+        done.check_returncode()
+        return done.stdout
+
+    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
+        command = [BIN / "probingctl", "-t", f"unix:{self.socket}", *args]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def close(self) -> None:
         self.stop()
