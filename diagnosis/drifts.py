@@ -25,7 +25,8 @@ __all__ = ("Drift", "drifts_of", "with_drift")
 # So many calls of the other communicator, one after the other, found all ranks at the same number before.
 _BEFORE = 8
 _MOST_MARKS = 64
-_MOST_OTHERS = 8
+# A look takes at most 5 s: of a thousand ranks one other communicator takes 50 ms.
+_MOST_RANKS, _MOST_OTHERS, _MOST_WAITS = 2048, 4, 3
 # By call of the other communicator: the number that the rank had reached.
 _Marks = dict[int, int]
 
@@ -46,9 +47,9 @@ class Drift:
 
 
 def drifts_of(sequences: Mapping[str, Sequence], comm: str) -> Iterator[Drift]:
-    """Yields what the calls of each other communicator show about ``comm``, at most of eight."""
+    """Yields what the calls of each other communicator show about ``comm``, at most of four and of 2,048 ranks."""
     own = sequences.get(comm)
-    if own is None or not _complete(own):
+    if own is None or len(own.members) > _MOST_RANKS or not _complete(own):
         return
     others = [one for one in sequences.values() if one.comm != comm and _complete(one)]
     around = [one for one in others if set(own.members) <= set(one.members)]
@@ -68,7 +69,7 @@ def with_drift(case: Case, finding: Finding) -> Finding:
     named = {culprit.rank for culprit in finding.culprits}
     waits = [case.graph.waits[rank] for rank in {*named, *finding.victims} if rank in case.graph.waits]
     comms = dict.fromkeys(wait.comm for wait in waits if wait.comm is not None)
-    found = [drift for comm in comms for drift in drifts_of(case.sequences, comm)]
+    found = [drift for comm in list(comms)[:_MOST_WAITS] for drift in drifts_of(case.sequences, comm)]
     if not found:
         return finding
     # One communicator differs from all others.
