@@ -14,6 +14,7 @@ from typing import Any
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget
 from probing.diagnosis.flight_recorder.plain_pickle import load_plain
+from probing.diagnosis.words import clean
 
 __all__ = ("DEFAULT", "MAX_FILE", "MAX_RECORDS", "Group", "RankDump", "Record", "load_dump", "read_dump")
 
@@ -101,6 +102,9 @@ def read_dump(rank: int, data: bytes) -> RankDump:
         if record is not None:
             records.append(record)
             numbers[str(_integer(entry.get("pg_id")))] = record.group
+    if dump["entries"] and not records:
+        version = clean(_text(dump.get("version")) or "unknown", 16)
+        raise UnsupportedTarget(f"none of its {len(dump['entries'])} records has a known form (version {version})")
     called: dict[Group, int] = {}
     for record in records:
         called[record.group] = max(called.get(record.group, record.seq), record.seq)

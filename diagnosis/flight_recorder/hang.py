@@ -15,6 +15,7 @@ from itertools import takewhile
 
 from probing.diagnosis.facts import Facts, Missing, Progress, Rank
 from probing.diagnosis.flight_recorder.dump import DEFAULT, Group, RankDump, Record
+from probing.diagnosis.flight_recorder.one_moment import contradictions
 from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.rules.deadlock import DEADLOCK
 from probing.diagnosis.rules.no_completion import NO_COMPLETION
@@ -32,23 +33,29 @@ _SOURCE = "flight_recorder"
 
 def diagnose_dumps(job: str, dumps: Sequence[RankDump], missing: Sequence[Missing] = ()) -> Diagnosis:
     """Returns what the dumps of the ranks of one job show. ``missing``: files that could not be read."""
-    worlds = {dump.world for dump in dumps if dump.world}
+    unreadable = frozenset(gap.rank for gap in missing if gap.rank is not None) - {dump.rank for dump in dumps}
+    whole = _whole(dumps, unreadable)
     gaps = list(missing)
-    if len(worlds) > 1:
-        gaps.append(Missing("rank", f"the dumps are of {len(worlds)} jobs, with other ranks: ask for each alone"))
-        return Diagnosis(_facts(job, dumps, ()), (_undecided("the dumps are not of one job"),), tuple(gaps))
-    scene = _Scene({dump.rank: dump for dump in _whole(dumps)})
+    if not dumps:
+        finding = _undecided("no dump can be read", ("what the ranks have called",))
+        return Diagnosis(_facts(job, (), ()), (finding,), tuple(gaps))
+    unlike = contradictions(whole)
+    if unlike:
+        gaps += [Missing("rank", text) for text in unlike]
+        finding = _undecided("the dumps are not of one job at one moment", unlike)
+        return Diagnosis(_facts(job, dumps, ()), (finding,), tuple(gaps))
+    scene = _Scene({dump.rank: dump for dump in whole}, unreadable)
     if not scene.ends and not scene.graph.components():
-        strict = _Scene(scene.dumps, in_order=True)
+        strict = _Scene(scene.dumps, unreadable, in_order=True)
         scene = strict if strict.ends else scene
-    world = next(iter(worlds), ())
-    absent = [rank for rank in world if rank not in scene.dumps]
+    world = next((dump.world for dump in dumps if dump.world), ())
+    absent = [rank for rank in world if rank not in scene.dumps and rank not in unreadable]
     if absent:
         gaps.append(Missing("rank", f"no dump of {ranks_of(absent)}"))
     return Diagnosis(_facts(job, dumps, world), tuple(_findings(scene)), tuple(gaps))
 
 
-def _whole(dumps: Sequence[RankDump]) -> list[RankDump]:
+def _whole(dumps: Sequence[RankDump], unreadable: frozenset[int]) -> list[RankDump]:
     """Returns ``dumps`` with what only all of them together show.
 
     A group whose ranks no dump lists has those that called it; the default group has all. A number in the status of a
@@ -60,7 +67,7 @@ def _whole(dumps: Sequence[RankDump]) -> list[RankDump]:
         descriptions.update({number: group.desc for number, group in dump.numbers.items()})
         for group in dump.called:
             called.setdefault(group.name, set()).add(dump.rank)
-    every = tuple(sorted(dump.rank for dump in dumps))
+    every = tuple(sorted({*unreadable, *(dump.rank for dump in dumps)}))
 
     def whole(group: Group) -> Group:
         if group.ranks:
@@ -84,10 +91,12 @@ def _whole(dumps: Sequence[RankDump]) -> list[RankDump]:
 
 @dataclass(frozen=True)
 class _Scene:
-    """``in_order``: the GPU executes the operations of all groups in one order, not each group's in an order of its
-    own. Groups can overlap, so this is assumed only where nothing is found without it."""
+    """``unreadable``: ranks whose dump cannot be read. ``in_order``: the GPU executes the operations of all groups in one
+    order, not each group's in an order of its own. Groups can overlap, so this is assumed only where nothing is found
+    without it."""
 
     dumps: Mapping[int, RankDump]
+    unreadable: frozenset[int] = frozenset()
     in_order: bool = False
     _found: dict[tuple[Group, int], frozenset[int]] = field(default_factory=dict)
 
@@ -188,7 +197,8 @@ class _Scene:
 
 def _findings(scene: _Scene) -> Iterable[Finding]:
     if scene.ends:
-        yield _held_up(scene)
+        seen = [rank for rank in scene.ends if rank not in scene.unreadable]
+        yield _held_up(scene, seen) if seen else _may_hold_up(scene)
         return
     for component in scene.graph.components():
         yield _deadlock(scene, component)
@@ -199,8 +209,18 @@ def _findings(scene: _Scene) -> Iterable[Finding]:
         yield _none_completes(scene, one)
 
 
-def _held_up(scene: _Scene) -> Finding:
-    ends = scene.ends
+def _may_hold_up(scene: _Scene) -> Finding:
+    """The ranks that others wait for may have joined: their dumps could not be read."""
+    victims = scene.graph.victims(scene.ends)
+    waits = [_wait_text(scene, one) for one in scene.graph.awaiting(scene.ends)[:_MOST_NAMED]]
+    whose = "its dump" if len(scene.ends) == 1 else "their dumps"
+    sentence = f"{ranks_wait(victims)}, and {ranks_of(scene.ends)} may hold them up: {whose} cannot be read"
+    return replace(
+        _undecided(sentence, (f"the calls of {ranks_of(scene.ends)}",)), victims=victims, evidence=tuple(waits)
+    )
+
+
+def _held_up(scene: _Scene, ends: Sequence[int]) -> Finding:
     victims = scene.graph.victims(ends)
     stuck = [rank for rank in ends if scene.completed_elsewhere(rank) is not None]
     absent = [rank for rank in ends if rank not in scene.dumps]
@@ -263,8 +283,8 @@ def _none_completes(scene: _Scene, one: Pending) -> Finding:
     return _finding(NO_COMPLETION, 0.6, sentence, (), one.waiters, [])
 
 
-def _undecided(sentence: str) -> Finding:
-    return _finding(CANNOT_TELL, 0.3, sentence, (), (), [])
+def _undecided(sentence: str, missing: tuple[str, ...]) -> Finding:
+    return replace(_finding(CANNOT_TELL, 0.3, sentence, (), (), []), missing=missing)
 
 
 def _finding(

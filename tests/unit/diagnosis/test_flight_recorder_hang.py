@@ -6,6 +6,7 @@ import json
 import pickle
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -175,7 +176,76 @@ def test_a_dump_that_cannot_be_read_is_missing(folder: Path, data: bytes) -> Non
     waits = dump(call("0", 7))
     found = write(folder, {0: waits, 1: data, 2: waits, 3: waits})
     assert [missing.rank for missing in found.missing if "cannot be read" in missing.text] == [1]
-    assert the(found)[1] == [1]
+    assert the(found) == ("cannot_tell", [], (0, 2, 3))
+    assert "rank 1 may hold them up: its dump cannot be read" in found.findings[0].sentence
+
+
+def test_a_rank_that_is_behind_is_named_beside_a_dump_that_cannot_be_read(folder: Path) -> None:
+    waits = dump(call("0", 7))
+    found = write(folder, {0: waits, 1: b"", 2: dump(done("0", 6)), 3: waits})
+    assert the(found) == ("not_joined", [2], (0, 3))
+
+
+# The keys of PyTorch's FlightRecorder.hpp before version 2.0, and of a version that does not exist yet.
+@pytest.mark.parametrize("without", ["process_group", "profiling_name", "collective_seq_id"])
+def test_dumps_of_an_unknown_version_show_nothing(folder: Path, without: str) -> None:
+    entry = {key: value for key, value in call("0", 7).items() if key != without}
+    unknown = {**dump(entry), "version": "9.1\x1b[2J"}
+    found = write(folder, dict.fromkeys(WORLD, unknown))
+    assert the(found) == ("cannot_tell", [], ())
+    assert all("none of its 1 records has a known form (version 9.1?[2J)" in gap.text for gap in found.missing)
+    assert [gap.rank for gap in found.missing] == [*WORLD]
+
+
+OLD = 26 * 3600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("left", "says"),
+    [
+        # The dump of rank 1 was left by a job of the day before.
+        ({**call("0", 900), "time_created_ns": call("0", 7)["time_created_ns"] - OLD}, "rank 1 is 26.0 h older"),
+        (
+            done("0", 900),
+            "all_reduce seq 900 of default_pg has completed on rank 1, and not been called on ranks 0, 2, 3",
+        ),
+        (done("1", 6), "all_reduce seq 6 of group 1 has completed on rank 1, and not been called on rank 0"),
+    ],
+)
+def test_dumps_of_two_jobs_of_one_size_name_nobody(folder: Path, left: dict[str, Any], says: str) -> None:
+    waits = dump(done("1", 5), call("0", 7))
+    found = write(folder, {0: waits, 1: dump(left), 2: waits, 3: waits})
+    assert the(found) == ("cannot_tell", [], ())
+    assert says in " ".join(gap.text for gap in found.missing)
+    assert found.findings[0].missing
+
+
+def test_groups_that_differ_between_dumps_are_of_two_jobs(folder: Path) -> None:
+    waits = dump(call("0", 7))
+    found = write(folder, {0: waits, 1: dump(done("0", 6), groups={**GROUPS, "1": (1, 3)}), 2: waits, 3: waits})
+    assert the(found) == ("cannot_tell", [], ())
+    assert found.missing[0].text == "group 1 of rank 1 has other ranks than in other dumps"
+
+
+def test_a_root_that_has_gone_on_is_of_the_same_job(folder: Path) -> None:
+    root = dump(call("0", 7, "completed", "broadcast"), call("0", 8))
+    waits = dump(call("0", 7, op="broadcast"))
+    found = write(folder, {0: root, 1: waits, 2: waits, 3: dump(done("0", 6))})
+    assert the(found)[:2] == ("not_joined", [3])
+
+
+WHOLE = pickle.dumps(dump(done("0", 6), call("0", 7)), protocol=2)
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.sampled_from(WORLD))
+def test_a_cut_dump_lets_nobody_else_be_named(size: int, cut: int) -> None:
+    behind = 2
+    dumps = {rank: dump(done("0", 6)) if rank == behind else dump(done("0", 6), call("0", 7)) for rank in WORLD}
+    with TemporaryDirectory() as folder:
+        found = write(Path(folder), {**dumps, cut: WHOLE[:size]})
+    named = [culprit.rank for finding in found.findings for culprit in finding.culprits]
+    assert named == ([] if cut == behind else [behind])
+    assert [gap.rank for gap in found.missing] == [cut]
 
 
 def test_a_dump_in_json(folder: Path) -> None:
@@ -232,7 +302,7 @@ KEYS = (
     rank=st.integers(0, 5),
 )
 def test_any_values_are_read_without_an_error(entries: Any, config: Any, status: Any, rank: int) -> None:
-    made = {"entries": entries, "pg_config": config, "pg_status": status}
+    made = {"entries": [*entries, call("0", 7)], "pg_config": config, "pg_status": status}
     read_dump(rank, json.dumps(made).encode())
 
 
