@@ -91,7 +91,7 @@ def _whole(dumps: Sequence[RankDump], unreadable: frozenset[int]) -> list[RankDu
 
 @dataclass(frozen=True)
 class _Scene:
-    """``unreadable``: ranks whose dump cannot be read. ``in_order``: the GPU executes the operations of all groups in one
+    """``unreadable``: ranks without a readable dump. ``in_order``: the GPU executes the operations of all groups in one
     order, not each group's in an order of its own. Groups can overlap, so this is assumed only where nothing is found
     without it."""
 
