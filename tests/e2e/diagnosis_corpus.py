@@ -60,6 +60,7 @@ class Case:
     ``stacks``: roles of the stacks that the finding must have. ``joins``: the ranks make steps before the fault.
     ``noted``: ranks that note when the fault began, if not the culprits. ``truth``: how it is known who is at fault.
     ``sockets``: the fault waits until the daemon knows whose the sockets of all ranks are.
+    ``advice``: what to do with the job, where it is certain. ``patience_s``: how long the finding may take.
     """
 
     name: str
@@ -77,6 +78,8 @@ class Case:
     joins: bool = True
     noted: frozenset[int] = frozenset()
     sockets: bool = False
+    advice: str = ""
+    patience_s: float = PATIENCE_S
 
     @property
     def listed(self) -> str:
@@ -237,7 +240,7 @@ def observe(daemon: Daemon, case: Case, ranks: Ranks) -> Outcome:
     """Waits for the finding, then asks ``diagnose`` until both are right, at most SETTLES_S: each look knows more."""
     # Another daemon than that of the start names the job after its own node.
     job = ranks.job_at(daemon.name)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + case.patience_s
     settled = 0.0
     while True:
         time.sleep(0.3)
@@ -294,6 +297,8 @@ def problems(case: Case, outcome: Outcome) -> Iterable[str]:
         yield f"stacks of {sorted(roles)} only"
     if outcome.code != 3:
         yield f"diagnose ended with {outcome.code}"
+    if case.advice and answer.get("advice", {}).get("action") != case.advice:
+        yield f"advises {answer.get('advice')}, not {case.advice}"
     if answer and (answer["verdict"], {c["rank"] for c in answer["culprits"]}) != (case.verdict, case.culprits):
         yield f"diagnose says {answer['verdict']} {[c['rank'] for c in answer['culprits']]}"
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from diagnosis_corpus import Case
 
-__all__ = ("DEATHS", "HANGS", "IN_GATE", "LATE", "MEMORY", "SLOW")
+__all__ = ("DEATHS", "DIVERGENCES", "HANGS", "IN_GATE", "LATE", "MEMORY", "SLOW")
 
 NOTED = "the rank writes it down"
 NOBODY: frozenset[str] = frozenset()
@@ -15,6 +15,7 @@ hang = partial(Case, script="hangs.py", culprits=ONE, truth=NOTED)
 load = partial(Case, script="loaders.py", culprits=ONE, truth=NOTED)
 thread = partial(Case, script="threads.py", ranks=3, verdict="not_joined", culprits=ONE, truth=NOTED)
 engine = partial(Case, script="engines.py", ranks=2, verdict="not_joined", culprits=ONE, truth=NOTED)
+diverges = partial(hang, script="divergences.py", ranks=3)
 outside = partial(hang, ranks=2, verdict="not_joined")
 death = partial(Case, script="deaths.py", culprits=ONE, ranks=2, verdict="rank_died", stacks=NOBODY, truth=NOTED)
 slow = partial(Case, script="slow.py", culprits=ONE, ranks=2, verdict="slow_rank", stacks=NOBODY, truth=NOTED)
@@ -32,6 +33,11 @@ HANGS = (
     outside("regex", activity="computing", words=("parse_document", "matches a regular expression", "the pattern is")),
     outside("file_lock", activity="lock", words=("prepare_dataset", "held by")),
     outside("polled_lock", activity="lock", words=("download_dataset", "polls a file lock")),
+    outside(
+        "held_lock", ranks=4, activity="lock", words=("read_tuned", "tuned.csv.lock"), culprits=frozenset({1, 2, 3})
+    ),
+    outside("baton", words=("load_extension", "lock")),
+    outside("converts", ranks=3, activity="checkpoint", culprits=frozenset({0}), advice="wait", patience_s=150),
     outside("stdin", activity="stdin", words=("inspect_batch",)),
     outside("checkpoint", culprits=frozenset({0}), activity="checkpoint", words=("save_checkpoint",), place="mount"),
     outside("fsdp", activity="sleeping", words=("place_experts",)),
@@ -52,6 +58,15 @@ HANGS = (
     load("worker_stuck", ranks=2, verdict="not_joined", activity="data_loader_worker", words=("read_object",)),
     load("worker_gone", ranks=2, verdict="not_joined", activity="data_loader_worker", words=("SIGKILL",)),
 )
+# Ranks that decide by themselves whether they call a collective.
+DIVERGENCES = (
+    diverges("own_deadlines", verdict="operation_mismatch", words=("broadcast", "receive_batch")),
+    diverges("own_queue", ranks=4, verdict="deadlock", culprits=frozenset({0}), words=("HICACHE", "drain_events")),
+    diverges("zero_tokens", verdict="deadlock", words=("DP_CPU_GROUP",)),
+    diverges("idle_expert", verdict="deadlock", words=("EXPERT_DATA_PARALLEL_GROUP",)),
+    diverges("warm_cache", verdict="operation_mismatch", culprits=frozenset({0}), words=("warm_cache",)),
+    diverges("recompiles", verdict="deadlock", words=("compil",)),
+)
 # A case of each kind of evidence: other calls, a state of the kernel, a Python stack, a child, an exit.
 # `make test-all` and `make corpus` have all cases.
 IN_GATE = {"batch_less", "stopped", "lock", "worker_stuck", "killed", "ray_worker", "tensor_parallel"}
@@ -64,10 +79,12 @@ DEATHS = (
     death("raises"),
     death("destroys", ranks=3, words=("which is alive and has closed its connections", "write_logs"), sockets=True),
     death("out_of_memory", words=("out of memory",), place="memory:400"),
+    death("killed_loading", words=("out of memory",), place="memory:400", joins=False),
     death("worker_killed", script="loaders.py", also=("not_joined",)),
     death("worker_oom", script="loaders.py", also=("not_joined",), words=("out of memory",), place="memory:400"),
     death("shm_full", script="loaders.py", place="shm"),
     death("sizes", script="hangs.py", ranks=3, verdict="size_mismatch"),
+    death("early_eos", script="divergences.py", ranks=3, verdict="size_mismatch"),
     death("dtypes", script="hangs.py", ranks=3, verdict="dtype_mismatch"),
 )
 
@@ -85,5 +102,6 @@ SLOW = (
     slow("recompiles", activity="compiling", words=("it compiles in compiled", "its cache is cold")),
     slow("cold_pages", activity="disk_io", words=("read_shard", "its page cache is cold")),
     slow("shared_cpu", words=("shares CPU 1 with", "data-loader workers of rank 1", "free")),
+    slow("collects", words=("tidy_up",)),
     slow("beside_a_hog", words=("waits for a CPU", "hog"), beside=("hog.py", "1")),
 )

@@ -42,6 +42,8 @@ HEALTHY = (
     Healthy("an evaluation on all ranks", "evaluation"),
     Healthy("long steps", "long_steps"),
     Healthy("a checkpoint on rank 0", "checkpoint"),
+    Healthy("a compilation on rank 1", "compiles_alone"),
+    Healthy("collections of garbage in turn", "collects_in_turn"),
     Healthy("real data-loader workers", "workers"),
     Healthy("one rank ends after the other", "ends", again=True),
     Healthy("a job", "plain"),

@@ -23,12 +23,13 @@ from diagnosis_corpus import (
     start,
     watching,
 )
-from diagnosis_faults import HANGS, IN_GATE, LATE
+from diagnosis_faults import DIVERGENCES, HANGS, IN_GATE, LATE
 from diagnosis_jobs import Ranks, folder_of_job
 from e2e_support import Daemon, remove
 from long import LONG, long
 from waiting import until
 
+ALL = (*HANGS, *DIVERGENCES)
 CASES = {case.name: case for case in HANGS}
 # Their jobs hang on for the daemon that comes late.
 KEPT = LATE if LONG else ("stopped", "lock")
@@ -36,7 +37,7 @@ KEPT = LATE if LONG else ("stopped", "lock")
 
 @pytest.fixture(scope="module")
 def corpus(module_base: Path, request: pytest.FixtureRequest) -> Iterator[Corpus]:
-    with corpus_beside(Daemon(module_base, "n1"), selected(HANGS, request), 3, keep=KEPT) as corpus:
+    with corpus_beside(Daemon(module_base, "n1"), selected(ALL, request), 3, keep=KEPT) as corpus:
         yield corpus
 
 
@@ -50,7 +51,7 @@ def late_daemon(module_base: Path, corpus: Corpus) -> Iterator[Daemon]:
     remove(daemon)
 
 
-@cases_of(HANGS, IN_GATE)
+@cases_of(ALL, IN_GATE)
 def test_the_culprit_of_a_hang(corpus: Corpus, case: Case) -> None:
     check(case, corpus.outcome(case))
 

@@ -33,13 +33,13 @@ from diagnosis_corpus import (
     start,
     watching,
 )
-from diagnosis_faults import DEATHS, HANGS, LATE, MEMORY, SLOW
+from diagnosis_faults import DEATHS, DIVERGENCES, HANGS, LATE, MEMORY, SLOW
 from diagnosis_healthy import HEALTHY, QUIET, Healthy, HealthyJobs, complaints
 from e2e_support import Daemon, remove
 
 # How many start together, so that no start of a job disturbs the diagnosis of another; slow cases need the CPUs.
 ROOMS: tuple[tuple[Sequence[Case], int], ...] = (
-    (HANGS, 4),
+    ((*HANGS, *DIVERGENCES), 4),
     ((*DEATHS, *MEMORY), 4),
     ([case for case in SLOW if not case.beside], 2),
     ([case for case in SLOW if case.beside], 1),

@@ -76,6 +76,23 @@ def out_of_memory(job: Job) -> None:
     job.go_on()
 
 
+def killed_loading(job: Job) -> None:
+    """Rank 1 takes more memory than there is while it loads its weights; rank 0, whose pipe the launcher reads, waits
+    for it in the creation of the group, as in sglang#20287."""
+    if job.rank == 1:
+        job.enter_group()
+        load_weights(job)
+    job.join()
+    job.go_on()
+
+
+def load_weights(job: Job) -> None:
+    while not job.due():
+        time.sleep(STEP_S)
+    job.begin()
+    _ = [bytearray(MB) for _ in range(1 << 12)]
+
+
 def twice(job: Job) -> None:
     """Rank 1 has twice the memory of the others."""
     job.train()
@@ -103,7 +120,7 @@ def remember(kept: list[bytearray], size: int) -> None:
     time.sleep(STEP_S)
 
 
-CASES = {case.__name__: case for case in (killed, leaves, raises, destroys, out_of_memory, twice, leak)}
+CASES = {case.__name__: case for case in (killed, killed_loading, leaves, raises, destroys, out_of_memory, twice, leak)}
 
 if __name__ == "__main__":
-    main(CASES)
+    main(CASES, "killed_loading")

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +23,7 @@ import filelock
 import torch
 import torch.distributed as dist
 from ranks import Job, main
+from torch.utils.file_baton import FileBaton
 
 FOREVER_S = 1_000_000
 HOLDER = """
@@ -189,11 +191,15 @@ def polled_lock(job: Job) -> None:
 
 
 def train_then(job: Job, take: Callable[[Path], None]) -> None:
+    path = left_of_an_earlier_job(job) if job.rank == 1 else job.folder
+    train_at(job, partial(take, path))
+
+
+def train_at(job: Job, fault: Callable[[], object]) -> None:
     job.train()
     if job.rank == 1:
-        path = left_of_an_earlier_job(job)
         job.begin()
-        take(path)
+        fault()
     job.go_on()
 
 
@@ -215,6 +221,56 @@ def prepare_dataset(path: Path) -> None:
 def download_dataset(path: Path) -> None:
     with filelock.FileLock(path):
         pass
+
+
+def held_lock(job: Job) -> None:
+    """Rank 0 keeps the lock of a file and goes on to a collective; the others want the lock first, as in
+    InferenceX#1360."""
+    path = job.folder / "tuned.csv.lock"
+    path.touch()
+    job.train()
+    with path.open() as file:
+        if job.rank == 0:
+            job.begin()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        dist.barrier()
+        if job.rank != 0:
+            read_tuned(path)
+        dist.barrier()
+
+
+def read_tuned(path: Path) -> None:
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def baton(job: Job) -> None:
+    """Rank 0 never takes away the file that says that it builds an extension; rank 1 polls for its end."""
+    path = job.folder / "lock"
+    path.touch()
+    train_at(job, partial(load_extension, path))
+
+
+def load_extension(path: Path) -> None:
+    FileBaton(str(path)).wait()
+
+
+def converts(job: Job) -> None:
+    """Rank 0 alone converts its checkpoint, for longer than the others can wait, as in torchtune#2059."""
+    job.train()
+    if job.rank == 0:
+        job.begin()
+        convert_checkpoint(job.folder / "converted.pt")
+    job.go_on()
+
+
+def convert_checkpoint(path: Path) -> None:
+    while True:
+        with path.open("wb") as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+        time.sleep(0.05)
 
 
 def stdin(job: Job) -> None:
@@ -399,6 +455,9 @@ CASES = {
         lock,
         file_lock,
         polled_lock,
+        held_lock,
+        baton,
+        converts,
         stdin,
         checkpoint,
         sizes,

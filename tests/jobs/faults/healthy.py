@@ -7,6 +7,7 @@ than the time after which a job counts as stalled.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import queue
 import socket
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,8 @@ LONG_S = float(os.environ.get("LONG", "5"))
 BLOCK = 1 << 20
 BUSY_S = 0.003
 BUSY = 50
+MANY = 1_000_000
+WIDTHS = count(4)
 
 
 def compute(seconds: float) -> None:
@@ -95,6 +99,33 @@ def compiled(job: Job) -> None:
         time.sleep(STEP_S)
 
     job.train(work)
+
+
+def compiles_alone(job: Job) -> None:
+    """Rank 1 compiles in the middle of the training, since its cache is cold, as in nanochat#722; the others wait."""
+    while not any(job.step() for _ in range(20)):
+        if job.rank == 1:
+            compile_for(LONG_S)
+        dist.barrier()
+
+
+def compile_for(seconds: float) -> None:
+    """Compiles models, each for the first time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        width = next(WIDTHS)
+        torch.compile(torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.GELU()))(torch.ones(8, 16))
+
+
+def collects_in_turn(job: Job) -> None:
+    """The ranks collect garbage among many objects, each in other steps than the others, as in marin#9205."""
+    kept = [[number] for number in range(MANY)]
+    for number in count():
+        if number % 10 == 3 * job.rank:
+            gc.collect()
+        if job.step():
+            break
+    del kept
 
 
 def workers(job: Job) -> None:
@@ -196,7 +227,20 @@ def upload(job: Job) -> None:
 SERVERS = (idle_accept, idle_asyncio, idle_queue)
 CASES = {
     case.__name__: case
-    for case in (long_steps, evaluation, checkpoint, compiled, workers, ends, plain, stays, rotating, *SERVERS)
+    for case in (
+        long_steps,
+        evaluation,
+        checkpoint,
+        compiled,
+        compiles_alone,
+        collects_in_turn,
+        workers,
+        ends,
+        plain,
+        stays,
+        rotating,
+        *SERVERS,
+    )
 }
 
 if __name__ == "__main__":

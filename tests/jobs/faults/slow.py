@@ -5,6 +5,7 @@ A step computes for 20 ms of the thread's CPU clock, so that it costs the same o
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 STEP_CPU_S = 0.02
 IDLE_S = 0.03
+MANY = 1_000_000
 
 
 def forward(cpu_s: float = STEP_CPU_S) -> None:
@@ -163,6 +165,26 @@ def bigger_batch(job: Job) -> None:
     job.go_on(partial(forward, 4 * STEP_CPU_S if job.rank == 1 else STEP_CPU_S))
 
 
+def collects(job: Job) -> None:
+    """Rank 1 collects garbage among many objects in each step, as in marin#9205."""
+    job.train(forward)
+    kept: list[list[int]] = []
+    if job.rank == 1:
+        kept += [[number] for number in range(MANY)]
+        job.begin()
+    job.go_on(collected if job.rank == 1 else forward)
+    del kept
+
+
+def collected() -> None:
+    tidy_up()
+    forward()
+
+
+def tidy_up() -> None:
+    gc.collect()
+
+
 def all_slower(job: Job) -> None:
     """All ranks read from a storage that has become slow."""
     job.train()
@@ -175,7 +197,7 @@ def read_batch() -> None:
     time.sleep(STEP_S)
 
 
-_OF_ONE_RANK = (sleeps, beside_a_hog, shared_cpu, recompiles, cold_pages, quota, bigger_batch)
+_OF_ONE_RANK = (sleeps, beside_a_hog, shared_cpu, recompiles, cold_pages, quota, bigger_batch, collects)
 CASES = {case.__name__: case for case in (*_OF_ONE_RANK, all_slower)}
 
 if __name__ == "__main__":
