@@ -12,6 +12,7 @@ from probing.diagnosis.cold_caches import WARM_UP, lone_compiler_text
 from probing.diagnosis.disagreements import Disagreement, disagreements, ended_badly
 from probing.diagnosis.fabrics import FabricFault, fabric_faults
 from probing.diagnosis.facts import Communicator, Facts, Rank
+from probing.diagnosis.file_locks import with_file_locks
 from probing.diagnosis.joins import Joins
 from probing.diagnosis.sample_difference import Work, work_of
 from probing.diagnosis.sequences import Sequence, sequences_of, world_of
@@ -146,7 +147,8 @@ class Case:
         if not any((self.wait_ns(rank) or 0) >= self.gate_ns for rank in self.waits):
             return WaitGraph({})
         old = {rank: wait for rank, wait in self.waits.items() if self._is_old(rank, wait)}
-        return Joins(self.ranks, self.waits, self.sequences, self.world, self.now).graph(old)
+        graph = Joins(self.ranks, self.waits, self.sequences, self.world, self.now).graph(old)
+        return with_file_locks(graph, self.facts.ranks)
 
     def _is_old(self, rank: int, wait: Wait) -> bool:
         if wait.firm and wait.since_ns is not None:

@@ -128,8 +128,8 @@ class Condition:
     which it waits; ``syscall``, the system call in which it waits; ``target``, the file, pipe or socket of that call (a
     path, pipe:[INODE] or socket:[INODE]); ``target_kind``: file, fifo, pipe, socket, listener (a socket that listens),
     tty, directory, device, child or other; ``target_fd``, its descriptor; ``file_system``, its type and mount point, as
-    "fuse /mnt/ckpt"; ``asleep_since_ns``: it has not run since then, or longer. ``children``: name, pid and state of
-    the child processes.
+    "fuse /mnt/ckpt"; ``lock_holder``, the pid of the process that holds the file lock that it waits for;
+    ``asleep_since_ns``: it has not run since then, or longer. ``children``: name, pid and state of the child processes.
 
     The fields after ``interval_ns`` are differences over that time: ``cpu_ns``, ``run_delay_ns`` (runnable without a
     CPU) and ``switches`` are those of that thread, the others those of the process. ``read_bytes`` and
@@ -144,6 +144,7 @@ class Condition:
     target_kind: str | None = None
     target_fd: int | None = None
     file_system: str | None = None
+    lock_holder: int | None = None
     asleep_since_ns: int | None = None
     tracer_pid: int | None = None
     tracer: str | None = None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.wait_graph import Edge
-from probing.diagnosis.waits import INIT, Wait, main_thread
+from probing.diagnosis.waits import FILE_LOCK, INIT, Wait, main_thread
 from probing.diagnosis.words import call_text, clean, frame_text, ranks_of, time_text
 
 __all__ = (
@@ -82,11 +82,19 @@ class LongestWait(NamedTuple):
 
 def longest_wait(case: Case, ranks: Iterable[int]) -> LongestWait:
     """Returns the longest wait of ``ranks``."""
-    ages = [(age, rank) for rank in ranks if (age := case.wait_ns(rank)) is not None]
+    ages = [(age, rank) for rank in ranks if (age := _age(case, rank)) is not None]
     if not ages:
         return LongestWait(None, None)
     age, rank = max(ages, key=lambda a: a[0])
     return LongestWait(age, case.time(rank, case.now(rank) - age))
+
+
+def _age(case: Case, rank: int) -> int | None:
+    # A wait for a file lock is in the graph alone.
+    wait = case.graph.waits.get(rank)
+    if wait is not None and wait.op == FILE_LOCK and wait.since_ns is not None:
+        return max(0, case.now(rank) - wait.since_ns)
+    return case.wait_ns(rank)
 
 
 def site(case: Case, rank: int) -> str | None:
@@ -101,6 +109,8 @@ def operation_text(case: Case, comm: str | None, op: str | None, seq: int | None
     """Returns "all_reduce seq 7 of default_pg", with a known role of the communicator "of tp (NAME)"."""
     if op == INIT:
         return "the creation of a communicator"
+    if op == FILE_LOCK:
+        return "a call for the lock of a file"
     return call_text(op, _group_text(case, comm), seq)
 
 
@@ -137,6 +147,8 @@ def edge_text(case: Case, edge: Edge, *, timed: bool = True) -> str:
     """Returns "rank 0 waits in all_reduce seq 5 of tp for rank 1 for 12 s", or without the time."""
     call = operation_text(case, edge.comm, edge.op, edge.seq)
     tail = f" for {time_text(case.wait_ns(edge.waiter))}" if timed else ""
+    if edge.op == FILE_LOCK:
+        return f"rank {edge.waiter} waits for the lock of a file that rank {edge.awaited} holds"
     return f"rank {edge.waiter} waits in {call} for rank {edge.awaited}{tail}"
 
 

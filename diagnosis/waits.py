@@ -9,11 +9,25 @@ from itertools import takewhile
 from probing.diagnosis.facts import Facts, Operation, Rank, Thread
 from probing.diagnosis.stack_calls import StackCall, native_wait, python_wait
 
-__all__ = ("INIT", "P2P", "Wait", "halted", "is_p2p", "main_thread", "native_wait", "outside", "python_wait", "wait_of")
+__all__ = (
+    "FILE_LOCK",
+    "INIT",
+    "P2P",
+    "Wait",
+    "halted",
+    "is_p2p",
+    "main_thread",
+    "native_wait",
+    "outside",
+    "python_wait",
+    "wait_of",
+)
 
 P2P = frozenset(("send", "recv", "recv_any_source"))
 INIT = "init"
 """``Wait.op`` of a rank that waits in a store, or for others to create a communicator."""
+FILE_LOCK = "file lock"
+"""``Wait.op`` of a rank that waits for the lock of a file that another rank holds."""
 _DEFAULT = "default_pg"
 # An open collective was missed to end if so many later ones have completed.
 _STALE_AFTER = 8

@@ -51,8 +51,10 @@ _PYTHON = (
 # The libraries of a thread that waits for a lock of Python. Stripped ones have no names of functions.
 _OF_PYTHON = re.compile(r"libc[.-]|libpthread|ld-|\[vdso\]|(?:lib)?python3|_multiprocessing\.|_queue\.|_posixshmem\.|$")
 _CPYTHON = re.compile(r"(?:lib)?python3")
-# The package filelock tries to take a lock of flock(2) each 50 ms: its stack moves, and the rank does not get on.
-_FILE_LOCK = re.compile(r"/filelock/.*\.py$")
+# The package filelock tries to take a lock of flock(2) each 50 ms, and torch looks each 100 ms whether a file is gone:
+# the stack moves, and the rank does not get on.
+_FILE_LOCK = re.compile(r"/filelock/.*\.py$|/torch/utils/file_baton\.py$")
+_POLLS = re.compile(r"acquire|wait$")
 _TIMED_WAITS = ("pthread_cond_timedwait", "pthread_cond_clockwait", "___pthread_cond_timedwait")
 _FILE_LOCKS = frozenset(("flock", "fcntl"))
 _OWNER = re.compile(r"owner=(\d+)")
@@ -83,7 +85,7 @@ def find_gil(scene: Scene) -> Seen | None:
 
 def find_lock(scene: Scene) -> Seen | None:
     """Returns what the main thread waits for, and which thread holds it or may hold it."""
-    if any(_FILE_LOCK.search(frame.file) and "acquire" in frame.func for frame in _library(scene)):
+    if any(_FILE_LOCK.search(frame.file) and _POLLS.search(frame.func) for frame in _library(scene)):
         does = f"polls a file lock that another process holds{scene.where}"
         return Seen("lock", does, frame=scene.user, progressing=False, evidence=(scene.kernel,))
     what = _what(scene)

@@ -8,7 +8,7 @@ from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import doubts, edge_text, longest_wait, lowered, operation_text, site
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.votes import vote
-from probing.diagnosis.waits import is_p2p
+from probing.diagnosis.waits import FILE_LOCK, is_p2p
 from probing.diagnosis.words import listed, ranks_of, ranks_wait, time_text
 
 __all__ = ("VERDICTS", "find")
@@ -19,9 +19,10 @@ DEADLOCK = Verdict(
     "deadlock",
     "hang",
     "Ranks wait for each other in a cycle",
-    "The wait-for graph (a rank, the operation that it waits in, the ranks that have not joined it) has a cycle. If"
-    " most ranks of the cycle wait in one operation, the others are named; else all of them.",
-    "The cycle: who waits in which operation for whom.",
+    "The wait-for graph (a rank, the operation that it waits in, the ranks that have not joined it) has a cycle. A rank"
+    " that waits for the lock of a file leads to the rank that holds it. If most ranks of the cycle wait in one"
+    " operation or for one lock, the others are named; else all of them.",
+    "The cycle: who waits in which operation for whom, and for which lock.",
     "0.95; less where operations were lost or only stacks show the operations.",
     "An operation of the cycle that all of its ranks have called.",
     (
@@ -29,7 +30,11 @@ DEADLOCK = Verdict(
         "Compare the stacks of two ranks of the cycle: the order of their calls differs there.",
     ),
     ("branch",),
-    ("test_two_groups_in_opposite_order_are_a_deadlock", "test_a_ring_of_sends_is_a_deadlock"),
+    (
+        "test_two_groups_in_opposite_order_are_a_deadlock",
+        "test_a_ring_of_sends_is_a_deadlock",
+        "test_the_rank_that_keeps_a_file_lock_and_waits_for_those_that_want_it_is_named",
+    ),
 )
 VERDICTS = (DEADLOCK,)
 
@@ -63,12 +68,17 @@ def _finding(case: Case, component: tuple[int, ...]) -> Finding:
         victims,
         wait.since_ns,
         " ".join(sorted({str(case.graph.waits[rank].comm) for rank in component})),
-        tuple(edge_text(case, edge) for edge in cycle[:_MOST_EDGES]),
+        (*(edge_text(case, edge) for edge in cycle[:_MOST_EDGES]), *_locks(case, component)),
         tuple(missing),
         (DEADLOCK.refuted_by,),
         DEADLOCK.next_steps,
         case.stacks(odd, victims),
     )
+
+
+def _locks(case: Case, component: tuple[int, ...]) -> list[str]:
+    wanting = [rank for rank in component if case.graph.waits[rank].op == FILE_LOCK]
+    return [f"rank {rank}: {case.activity(rank).why}" for rank in wanting[:_MOST_EDGES]]
 
 
 def _culprit(case: Case, rank: int) -> Culprit:

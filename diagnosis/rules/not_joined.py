@@ -10,7 +10,7 @@ from probing.diagnosis.holdups import HoldUp, destroyed_text, doubts, edge_text,
 from probing.diagnosis.rules.absent import ended
 from probing.diagnosis.stalls import last_seen_ns
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
-from probing.diagnosis.waits import INIT, halted, main_thread
+from probing.diagnosis.waits import FILE_LOCK, INIT, halted, main_thread
 from probing.diagnosis.words import ranks_of, ranks_wait, time_text
 
 __all__ = ("VERDICTS", "find")
@@ -24,7 +24,7 @@ NOT_JOINED = Verdict(
     "hang",
     "A rank has not joined an operation that the others wait in",
     "Ranks that have not called the operation in which other members of the communicator wait, and that wait for no"
-    " other rank themselves (the sinks of the wait-for graph). A rank that is stopped within the operation counts as"
+    " other rank themselves (the sinks of the wait-for graph), nor for the lock of a file that a rank holds. A rank that is stopped within the operation counts as"
     " not joined. A rank that makes progress elsewhere is named only after 6 W and 60 s.",
     "The operation, the ranks that wait in it and since when; the last operation of the named rank, its activity and"
     " its stack.",
@@ -37,6 +37,7 @@ NOT_JOINED = Verdict(
         "test_the_rank_that_has_not_joined_is_named",
         "test_a_chain_of_groups_leads_to_the_rank_at_its_end",
         "test_the_true_culprit_is_found_exactly",
+        "test_the_rank_that_keeps_a_file_lock_elsewhere_is_named",
     ),
 )
 VERDICTS = (NOT_JOINED,)
@@ -147,10 +148,14 @@ def _evidence(case: Case, hold_up: HoldUp, named: list[int]) -> Iterator[str]:
     call = operation_text(case, edge.comm, edge.op, edge.seq)
     same = [r for r in hold_up.waiters if case.graph.waits[r].comm == edge.comm] or [edge.waiter]
     yield f"{ranks_wait(same)} in {call}, the first for {time_text(hold_up.age_ns)}"
+    for one in case.graph.awaiting(named):
+        if one.op == FILE_LOCK:
+            yield edge_text(case, one.edge(one.waiters[0], min(one.awaited)))
     for rank in named[:_MOST_NAMED]:
-        yield _last_of(case, rank, edge.comm)
-        if left := destroyed_text(case, rank, edge.comm):
-            yield left
+        if edge.op != FILE_LOCK:
+            yield _last_of(case, rank, edge.comm)
+            if left := destroyed_text(case, rank, edge.comm):
+                yield left
         yield from case.activity(rank).evidence
     if others := [r for r in hold_up.victims if r not in hold_up.waiters]:
         yield f"{ranks_wait(others)} for these in turn"

@@ -33,10 +33,8 @@ HANGS = (
     outside("regex", activity="computing", words=("parse_document", "matches a regular expression", "the pattern is")),
     outside("file_lock", activity="lock", words=("prepare_dataset", "held by")),
     outside("polled_lock", activity="lock", words=("download_dataset", "polls a file lock")),
-    outside(
-        "held_lock", ranks=4, activity="lock", words=("read_tuned", "tuned.csv.lock"), culprits=frozenset({1, 2, 3})
-    ),
-    outside("baton", words=("load_extension", "lock")),
+    hang("held_lock", ranks=4, verdict="deadlock", culprits=frozenset({0}), words=("read_tuned", "tuned.csv.lock")),
+    outside("baton", activity="lock", words=("load_extension", "polls a file lock")),
     outside("converts", ranks=3, activity="checkpoint", culprits=frozenset({0}), advice="wait", patience_s=150),
     outside("stdin", activity="stdin", words=("inspect_batch",)),
     outside("checkpoint", culprits=frozenset({0}), activity="checkpoint", words=("save_checkpoint",), place="mount"),

@@ -117,7 +117,7 @@ def _threads(target: Target, first: int, mounts: list[Mount], deadline: float) -
             children += _children(target, tid)
     waits_of_first = found[0] if found and found[0]["tid"] == first else {}
     own = {"target_fd": waits_of_first.get("fd"), "children": children[:MAX_CHILDREN]}
-    names = ("wchan", "syscall", "target", "target_kind", "file_system")
+    names = ("wchan", "syscall", "target", "target_kind", "file_system", "lock_holder")
     return {**{name: waits_of_first.get(name) for name in names}, **own, "thread_waits": found}
 
 

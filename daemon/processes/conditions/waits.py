@@ -36,8 +36,9 @@ _KINDS = {
     stat.S_IFREG: "file",
 }
 _LOCKS = frozenset(("flock", "fcntl"))
-# "7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF": the lock 7 is awaited by 4711 (proc(5), /proc/locks).
-_LOCK = re.compile(rb"^(\d{1,10}): (->)? ?\S+ +\S+ +\S+ (-?\d{1,10}) ", re.MULTILINE)
+# "7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF": the lock 7 is awaited by 4711 (proc(5), /proc/locks). Of several
+# that wait for one lock the kernel indents each more than the one before (fs/locks.c, lock_get_status).
+_LOCK = re.compile(rb"^(\d{1,10}): +(->)? ?\S+ +\S+ +\S+ (-?\d{1,10}) ", re.MULTILINE)
 _MAX_LOCKS = 1 << 20
 _EPOLL = "anon_inode:[eventpoll]"
 # The descriptors that an epoll instance watches: proc(5), /proc/pid/fdinfo.
@@ -48,6 +49,7 @@ _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*(\d{1,10})$", re.MULTILINE)
 class ThreadWait(TypedDict):
     """``fd``: the descriptor that ``target`` is. ``target_kind``: file, fifo, pipe, socket, listener (a socket that
     listens), tty, directory, device, child or other. ``more``: how many more files the call is about.
+    ``lock_holder``: the pid of the process that holds the file lock that the thread waits for.
 
     Of several files, as of poll, select and epoll, a socket that listens goes before the first.
     """
@@ -58,6 +60,7 @@ class ThreadWait(TypedDict):
     target: str | None
     target_kind: str | None
     file_system: str | None
+    lock_holder: int | None
     more: int
 
 
@@ -87,18 +90,21 @@ class WaitReader:
         call = system_call(number) if number is not None else None
         arguments = [_integer(word) or 0 for word in words[1:7]]
         fds: list[int] = []
-        place = _NOWHERE
+        place, holder = _NOWHERE, None
         if call is not None and len(arguments) == 6:
             fds = self._awaited(call, arguments)
             place = self._descriptor(fds[0]) if fds else self._named(call, arguments)
             if call.name in _LOCKS and place["target"] is not None:
-                place = {**place, "target": place["target"] + _holder(tid, self._target.pid)}
+                holder = _holder({tid, self._target.pid})
+                held = f", held by {_process(holder)}" if holder is not None else ""
+                place = {**place, "target": place["target"] + held}
         wchan = clean_text(_text(self._target, f"task/{tid}/wchan"), 64)
         return {
             "wchan": wchan if wchan not in ("", "0") else None,
             "syscall": call.name if call else f"call {number}" if number is not None and number >= 0 else None,
             "fd": fds[0] if fds else None,
             **place,
+            "lock_holder": holder,
             "more": max(0, len(fds) - 1),
         }
 
@@ -204,14 +210,12 @@ def _process(pid: int) -> str:
     return f"{found.name} (pid {pid}, state {found.state})" if found else f"pid {pid}"
 
 
-def _holder(tid: int, pid: int) -> str:
-    """Returns ", held by rsync (pid 9, state S)" of the file lock that a thread waits for; empty if not known."""
+def _holder(waiters: set[int]) -> int | None:
     try:
         with open("/proc/locks", "rb") as file:
-            holder = lock_holder(file.read(_MAX_LOCKS), {tid, pid})
+            return lock_holder(file.read(_MAX_LOCKS), waiters)
     except OSError:
-        return ""
-    return f", held by {_process(holder)}" if holder is not None else ""
+        return None
 
 
 def lock_holder(table: bytes, waiters: set[int]) -> int | None:

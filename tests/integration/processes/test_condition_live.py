@@ -123,6 +123,7 @@ def test_the_holder_of_a_file_lock_is_named(readers: ReaderPool, tmp_path: Path)
         found = _in(readers, process.pid, ("flock",))
     assert found["target"].startswith(f"{file}, held by python")
     assert f"(pid {holder.pid}, state S)" in found["target"]
+    assert found["lock_holder"] == holder.pid
 
 
 def test_each_thread_has_its_own_wait(readers: ReaderPool, pipe: tuple[int, int]) -> None:

@@ -190,6 +190,11 @@ WAITS: list[tuple[str, str, Activity]] = [
         doing(user("acquire /x/site-packages/filelock/_core/_lock.py:158", moving=True), syscall="clock_nanosleep"),
     ),
     (
+        "lock",
+        "it polls a file lock that another process holds in step, train.py:40",
+        doing(user(f"wait {TORCH}utils/file_baton.py:51", moving=True), syscall="clock_nanosleep"),
+    ),
+    (
         "rpc",
         "it waits for the answer of an RPC in step, train.py:40",
         doing(user(f"rpc_sync {TORCH}distributed/rpc/api.py:842"), syscall="futex"),

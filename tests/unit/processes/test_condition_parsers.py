@@ -237,7 +237,7 @@ def test_a_container_reads_groups_of_the_node_where_they_are_mounted(path: bytes
 
 LOCKS = b"""1: FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF
 1: -> FLOCK  ADVISORY  WRITE 23 fe:00:131 0 EOF
-1: -> FLOCK  ADVISORY  WRITE 7 fe:00:131 0 EOF
+1:  -> FLOCK  ADVISORY  WRITE 7 fe:00:131 0 EOF
 2: OFDLCK ADVISORY  WRITE -1 fe:00:132 0 EOF
 2: -> OFDLCK ADVISORY  WRITE 5 fe:00:132 0 EOF
 """
