@@ -24,8 +24,9 @@ NOT_JOINED = Verdict(
     "hang",
     "A rank has not joined an operation that the others wait in",
     "Ranks that have not called the operation in which other members of the communicator wait, and that wait for no"
-    " other rank themselves (the sinks of the wait-for graph), nor for the lock of a file that a rank holds. A rank that is stopped within the operation counts as"
-    " not joined. A rank that makes progress elsewhere is named only after 6 W and 60 s.",
+    " other rank themselves (the sinks of the wait-for graph), nor for the lock of a file that a rank holds. A rank"
+    " that is stopped within the operation counts as not joined. A rank that makes progress elsewhere is named only"
+    " after 6 W and 60 s.",
     "The operation, the ranks that wait in it and since when; the last operation of the named rank, its activity and"
     " its stack.",
     "0.95; less for each of these: operations of the rank were lost, its stack could not be read, other members were"

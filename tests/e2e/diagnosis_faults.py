@@ -36,6 +36,7 @@ HANGS = (
     hang("held_lock", ranks=4, verdict="deadlock", culprits=frozenset({0}), words=("read_tuned", "tuned.csv.lock")),
     outside("baton", activity="lock", words=("load_extension", "polls a file lock")),
     outside("converts", ranks=3, activity="checkpoint", culprits=frozenset({0}), advice="wait", patience_s=150),
+    outside("context_lock", words=("copy_batch", "cuLibraryLoadData", "CUDA_MODULE_LOADING"), place="driver"),
     outside("stdin", activity="stdin", words=("inspect_batch",)),
     outside("checkpoint", culprits=frozenset({0}), activity="checkpoint", words=("save_checkpoint",), place="mount"),
     outside("fsdp", activity="sleeping", words=("place_experts",)),

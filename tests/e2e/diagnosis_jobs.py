@@ -19,6 +19,7 @@ from ports import free_port
 __all__ = ("FAULTS", "Ranks", "folder_of_job", "join_elastic", "place", "start_by_slurm")
 
 FAULTS = JOBS / "faults"
+DRIVER = JOBS.parent / "doubles" / "driver.c"
 MB = 1 << 20
 SMALL_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh")
 
@@ -99,13 +100,17 @@ def place(kind: str, folder: Path) -> Iterator[Sequence[str]]:
     """Makes the surroundings of a case; yields the command line that its ranks' commands are appended to.
 
     ``kind``: mount (FOLDER/mount is a file system that blocks), memory:MB or cpu:SHARE (a cgroup, whose directory
-    FOLDER/group names), shm (a /dev/shm of 4 MB) or nothing.
+    FOLDER/group names), shm (a /dev/shm of 4 MB), driver (FOLDER/driver.so is a double of CUDA's driver) or nothing.
     """
     what, _, size = kind.partition(":")
     name = f"{folder.name}-place"
     if what == "mount":
         with _blocking_mount(folder / "mount"):
             yield ()
+    elif what == "driver":
+        words = ("cc", "-g", "-O1", "-shared", "-fPIC", "-pthread", "-o", str(folder / "driver.so"), str(DRIVER))
+        subprocess.run(words, check=True)
+        yield ()
     elif what in ("memory", "cpu"):
         with memory_group(name, int(size) * MB) if what == "memory" else cpu_group(name, float(size)) as group:
             (folder / "group").write_text(str(group))

@@ -273,6 +273,27 @@ def convert_checkpoint(path: Path) -> None:
         time.sleep(0.05)
 
 
+def context_lock(job: Job) -> None:
+    """A thread of rank 1 loads a module under the lock of the context, which its copy wants, as in torchcomms#2334."""
+    driver = ctypes.CDLL(str(job.folder / "driver.so"))
+
+    def load_and_copy() -> None:
+        threading.Thread(target=load_module, args=(driver,), name="loader", daemon=True).start()
+        while not driver.driver_is_locked():
+            time.sleep(0.001)
+        copy_batch(driver)
+
+    train_at(job, load_and_copy)
+
+
+def load_module(driver: ctypes.CDLL) -> None:
+    driver.cuLibraryLoadData()
+
+
+def copy_batch(driver: ctypes.CDLL) -> None:
+    driver.cudaMemcpyAsync()
+
+
 def stdin(job: Job) -> None:
     """Somebody left a breakpoint in the code of rank 1."""
     job.train()
@@ -458,6 +479,7 @@ CASES = {
         held_lock,
         baton,
         converts,
+        context_lock,
         stdin,
         checkpoint,
         sizes,
