@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import replace
 
 from probing.diagnosis.case import Case
@@ -26,10 +27,12 @@ _PASSES = {
     "swapping": "it goes on once it has memory",
     "throttled": "it goes on once it has CPU time",
     "starved": "it goes on once it has a CPU",
-    "stopped": "it goes on once somebody continues it",
+    "stopped": "they go on once somebody continues them",
     "traced": "it goes on once the debugger lets it",
 }
 _OUTSIDE = {"disk_io": "the file system", "network": "the other end", "pipe": "the other end of the pipe"}
+# Signals that a process sends itself, or that the kernel sends it for what it did.
+_CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
 _PEER_GONE = re.compile(r"[Cc]onnection|[Bb]roken pipe|[Tt]imed? ?out|remote process|ncclRemoteError|aborted")
 
 
@@ -79,6 +82,8 @@ def _after_death(case: Case, finding: Finding) -> Advice:
         return Advice(DO_NOT_RESTART, f"it needs more memory{more}")
     if end.code == 0:
         return Advice(DO_NOT_RESTART, f"{_PROGRAM}: the rank had less to do than the others")
+    if end.signal in _CRASHES and not _PEER_GONE.search(finding.culprits[0].why):
+        return Advice(DO_NOT_RESTART, f"the rank crashed by itself: {exit_text(end)}, read its core dump first")
     if end.code and not _PEER_GONE.search(finding.culprits[0].why):
         return Advice(DO_NOT_RESTART, f"the rank failed by itself: {exit_text(end)}, read its error first")
     return Advice(RESTART, "it has lost a rank, and no error of the program is known")
@@ -87,6 +92,9 @@ def _after_death(case: Case, finding: Finding) -> Advice:
 def _after_hang(case: Case, finding: Finding) -> Advice:
     culprits = finding.culprits
     kind = culprits[0].activity if culprits else ""
+    # A scheduler that suspends a job stops all its ranks.
+    if kind == "stopped" and finding.victims:
+        return Advice(RESTART, "it does not go on until somebody continues it")
     if kind in _PASSES:
         return Advice(WAIT, _PASSES[kind])
     if culprits and culprits[0].rank in case.ranks and case.activity(culprits[0].rank).progressing:

@@ -60,7 +60,8 @@ class Case:
     ``stacks``: roles of the stacks that the finding must have. ``joins``: the ranks make steps before the fault.
     ``noted``: ranks that note when the fault began, if not the culprits. ``truth``: how it is known who is at fault.
     ``sockets``: the fault waits until the daemon knows whose the sockets of all ranks are.
-    ``advice``: what to do with the job, where it is certain. ``patience_s``: how long the finding may take.
+    ``advice``: what to do with the job, where it is certain. ``patience_s``: how long the start and the
+    finding may take.
     """
 
     name: str
@@ -228,7 +229,7 @@ def await_steps(daemon: Daemon, case: Case, ranks: Ranks) -> None:
             return False
         return not case.joins or bool(daemon.rows(calls)[0]["n"] >= case.ranks * STEPS)
 
-    until(seen, what=lambda: f"the steps of {case.name}:\n{ranks.output()}", poll_s=0.3)
+    until(seen, case.patience_s, what=lambda: f"the steps of {case.name}:\n{ranks.output()}", poll_s=0.3)
 
 
 def await_fault(case: Case, ranks: Ranks) -> None:

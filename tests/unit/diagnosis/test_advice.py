@@ -16,6 +16,9 @@ from probing.diagnosis.verdict import Advice
 STILL: dict[str, Any] = {"state": "S", "interval_ns": 10**9, "cpu_ns": 0, "switches": 0, "asleep_since_ns": ago(39)}
 
 
+PEER_GONE = "RuntimeError: Connection closed by peer [127.0.0.1]:7"
+
+
 def advice(found: Facts) -> Advice:
     (finding, *_) = diagnose(found).findings
     assert finding.advice is not None
@@ -41,7 +44,7 @@ def died(**end: Any) -> Facts:
     ("found", "action", "reason"),
     [
         (held_up(syscall="clock_nanosleep"), "restart", "it does not go on by itself"),
-        (held_up(state="T"), "wait", "it goes on once somebody continues it"),
+        (held_up(state="T"), "restart", "it does not go on until somebody continues it"),
         (held_up(syscall="read", target_fd=0, target_kind="tty"), "do_not_restart", "it waits for input"),
         (
             held_up(syscall="recvfrom", target="socket:[5]", target_kind="socket"),
@@ -49,13 +52,28 @@ def died(**end: Any) -> Facts:
             "once the other end answers",
         ),
         (died(signal=9, oom=True), "do_not_restart", "it needs more memory than there is"),
-        (died(signal=11), "restart", "it has lost a rank"),
+        (died(signal=9), "restart", "it has lost a rank"),
+        (died(signal=11), "do_not_restart", "crashed by itself: was killed by SIGSEGV, read its core dump first"),
+        (died(signal=6, logs=(PEER_GONE,)), "restart", "no error of the program is known"),
         (died(code=1, logs=("ValueError: no label",)), "do_not_restart", "the rank failed by itself"),
         (died(code=0), "do_not_restart", "the rank had less to do than the others"),
         (facts(waits(0), waits(1), waits(2, "broadcast")), "do_not_restart", "find the line first"),
         (facts(waits(0), waits(1), waits(2)), "restart", "leave nodes out by halves"),
     ],
-    ids=["asleep", "stopped", "input", "network", "memory", "signal", "error", "less", "mismatch", "none completes"],
+    ids=[
+        "asleep",
+        "stopped",
+        "input",
+        "network",
+        "memory",
+        "signal",
+        "crash",
+        "abort after a peer",
+        "error",
+        "less",
+        "mismatch",
+        "none completes",
+    ],
 )
 def test_what_to_do_follows_from_the_cause(found: Facts, action: str, reason: str) -> None:
     given = advice(found)

@@ -140,9 +140,20 @@ def test_a_job_that_somebody_ended_did_not_die(signal: int) -> None:
     assert found_in(facts(*(ended(n, 20 - n / 1e3, *broken(), by=signal) for n in range(4)))) == []
 
 
-def test_one_rank_that_somebody_ended() -> None:
-    assert culprits(facts(ended(0, 20, by=TERM), waits(1))) == [0]
-    assert culprits(facts(ended(0, 20, by=TERM), ended(1, 19.9, *broken(), code=1, logs=(CLOSED,)))) == [0]
+@pytest.mark.parametrize("signal", [TERM, INT])
+def test_one_rank_that_somebody_ended(signal: int) -> None:
+    assert culprits(facts(ended(0, 20, by=signal), waits(1))) == [0]
+    assert culprits(facts(ended(0, 20, by=signal), ended(1, 19.9, *broken(), code=1, logs=(CLOSED,)))) == [0]
+
+
+def test_an_interrupt_from_a_terminal_ends_all_ranks_each_in_its_time() -> None:
+    assert found_in(facts(*(ended(n, 20 - 3 * n, *broken(), by=INT) for n in range(4)))) == []
+
+
+def test_an_error_of_any_name_is_said() -> None:
+    for error in ("[rank1]: faults.InjectedException", "[rank1]: KeyboardInterrupt", "ValueError: no label"):
+        finding = the(facts(waits(0), ended(1, 20, code=1, logs=("Traceback (most recent call last):", error))))
+        assert finding.sentence.endswith(f"exited with code 1 after {error}; rank 0 waits for it")
 
 
 def test_a_normal_end() -> None:
