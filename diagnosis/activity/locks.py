@@ -57,6 +57,8 @@ _FILE_LOCK = re.compile(r"/filelock/.*\.py$|/torch/utils/file_baton\.py$")
 _POLLS = re.compile(r"acquire|wait$")
 _TIMED_WAITS = ("pthread_cond_timedwait", "pthread_cond_clockwait", "___pthread_cond_timedwait")
 _FILE_LOCKS = frozenset(("flock", "fcntl"))
+# A thread that waits for the GIL on a busy machine: wake-ups a second, and the largest share of a CPU.
+_WAKES, _AWAKE = 20, 0.02
 _OWNER = re.compile(r"owner=(\d+)")
 
 
@@ -66,7 +68,7 @@ def find_gil(scene: Scene) -> Seen | None:
     if holder is None or not _stands(scene, holder):
         return None
     asleep = letter(holder) in ("S", "D")
-    waiting = [t for t in scene.threads if t is not holder and _waits_for_gil(t)]
+    waiting = [t for t in scene.threads if t is not holder and (_waits_for_gil(t) or _wakes_for_gil(scene, t))]
     if not asleep and not waiting:
         return None
     frame = user_frame(holder.frames)
@@ -179,6 +181,15 @@ def _waits_for_gil(thread: Thread) -> bool:
     frames = [frame for frame in thread.frames[:8] if frame.native]
     timed = any(a.func.startswith(_TIMED_WAITS) and _CPYTHON.match(_module(b)) for a, b in pairwise(frames))
     return timed or any("take_gil" in frame.func for frame in frames)
+
+
+def _wakes_for_gil(scene: Scene, thread: Thread) -> bool:
+    # Caught awake, or ready to run, it has no native frames; it wakes every 5 ms and uses next to no CPU.
+    c = scene.condition
+    if not thread.main or thread.moving is not False or scene.letter != "R" or not c.interval_ns:
+        return False
+    often = (c.switches or 0) * _SECOND_NS >= _WAKES * c.interval_ns
+    return often and c.cpu_ns is not None and c.cpu_ns < _AWAKE * c.interval_ns
 
 
 def _stands(scene: Scene, holder: Thread) -> bool:

@@ -51,6 +51,8 @@ def late_daemon(module_base: Path, corpus: Corpus) -> Iterator[Daemon]:
     remove(daemon)
 
 
+# A rank that makes progress is named after a minute.
+@pytest.mark.timeout(300)
 @cases_of(ALL, IN_GATE)
 def test_the_culprit_of_a_hang(corpus: Corpus, case: Case) -> None:
     check(case, corpus.outcome(case))

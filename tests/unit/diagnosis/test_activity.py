@@ -485,6 +485,18 @@ def test_a_gil_waiter_of_a_stripped_python_is_known() -> None:
     assert "1 other threads wait for the GIL" in found.evidence
 
 
+def test_a_gil_waiter_that_is_awake_just_now_is_known() -> None:
+    """As on a busy machine: it wakes every 5 ms, and waits for a CPU to look again."""
+    holds = thread("match re.py:9", "scan text.py:7", main=False, name="scanner", gil=True, state="R", moving=False)
+    awake = {"state": "R", "asleep_since_ns": None, "run_delay_ns": 4 * 10**8, "switches": 70}
+    found = doing(user(state="R", moving=False), holds, **awake, cpu_ns=10**6)
+    assert (found.kind, found.progressing) == ("gil_held", False)
+    assert "1 other threads wait for the GIL" in found.evidence
+    # One that computes does not wait for it, nor one that a CPU is taken from.
+    assert doing(user(state="R", moving=False), holds, **awake, cpu_ns=3 * 10**8).kind != "gil_held"
+    assert doing(user(state="R", moving=False), holds, **{**awake, "switches": 3}, cpu_ns=10**6).kind == "starved"
+
+
 TEXTS = st.sampled_from(
     ["read", "futex", "openat", "wait4", "clock_nanosleep", "\x1b[2J", "", "pipe:[1]", "socket:[1] tcp"]
 )
