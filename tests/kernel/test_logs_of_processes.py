@@ -189,7 +189,7 @@ def test_lines_of_python(watch: Callable[..., Watching], python: Writing) -> Non
     rows = watching.rows()
     assert [(row["stream"], row["kind"], row["line"]) for row in rows] == [
         ("stdout", "out of memory", "CUDA out of memory, tried 2 GiB"),
-        ("stderr", "RuntimeError:", "RuntimeError: token=***"),
+        ("stderr", "Error:", "RuntimeError: token=***"),
         ("stderr", "NCCL WARN", "NCCL WARN \ufffd ?"),
         ("stdout", "NCCL WARN", "nccNCCL WARN in pieces"),
     ]
