@@ -1,7 +1,7 @@
 """CPU and memory of all processes of the daemon beside 8 ranks that step, hang, or serve, and without any job.
 
 Each state is measured for ``--seconds`` once it has lasted a while: a hang for 40 s, and for 5 minutes, after which the
-watch looks as rarely as after an hour. All default sources are on.
+watch looks as rarely as after an hour; then for 5 minutes, in which there is one look in full. All default sources are on.
 """
 
 from __future__ import annotations
@@ -55,18 +55,20 @@ dist.broadcast(torch.ones(1024), src=0)
 
 
 class State(NamedTuple):
-    """``end``: the last part of the ranks' script; empty: there is no job. ``settle_s``: how long it lasts before."""
+    """``end``: the last part of the ranks' script; empty: there is no job. ``settle_s``: how long it lasts before.
+    ``least_s``: for how long it is measured at least."""
 
     end: str
     settle_s: float
+    least_s: float = 0.0
 
 
 STATES = {
     "no job": State("", 40),
     "40 steps/s": State(GOES_ON, 40),
     "hung for a minute": State(HANGS, 40),
-    "hung for long": State(HANGS, 300),
-    "idle server": State(SERVES, 120),
+    "hung for long": State(HANGS, 300, 300),
+    "idle server": State(SERVES, 120, 300),
 }
 RANKS = 8
 ENDED = "ended processes"
@@ -99,7 +101,7 @@ def measure(state: State, seconds: float) -> tuple[dict[str, Usage], dict[str, f
         assert daemon.process is not None
         before, threads = Tree.of(daemon.process.pid), threads_of(family(daemon.process.pid))
         begin = time.monotonic_ns()
-        time.sleep(seconds)
+        time.sleep(max(seconds, state.least_s))
         elapsed = time.monotonic_ns() - begin
         tree = Tree.of(daemon.process.pid)
         pss: dict[str, list[int]] = collections.defaultdict(list)
