@@ -1,7 +1,7 @@
 """CPU and memory of all processes of the daemon beside 8 ranks that step, hang, or serve, and without any job.
 
 Each state is measured for ``--seconds`` once it has lasted a while: a hang for 40 s, and for 5 minutes, after which the
-watch looks as rarely as after an hour; then for 5 minutes, in which there is one look in full. All default sources are on.
+watch looks as rarely as after an hour; then for 5 minutes, in which one look is in full. All default sources are on.
 """
 
 from __future__ import annotations
