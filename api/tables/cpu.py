@@ -81,8 +81,8 @@ _UTILIZATION = (
 UTILIZATION = Table(
     "cpu.utilization",
     "CPU of the processes that train and of their busiest threads, each host.cpu_interval_s, or in every eighth"
-    " interval while they use none; beside them the busiest other processes of the node, at most 16, those that use 1 %"
-    " of a CPU or more.",
+    " interval while they use less than 2 %; beside them the busiest other processes of the node, at most 16, those"
+    " that use 1 % of a CPU or more.",
     _UTILIZATION,
     stored(_UTILIZATION),
     sort_by=("job", "rank", "pid", "tid", "ts"),

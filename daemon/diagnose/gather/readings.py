@@ -17,7 +17,7 @@ from probing.diagnosis.facts import Missing
 __all__ = ("ReadingResult", "Readings")
 
 # The time between two readings, s.
-APART_S = 0.4
+APART_S = 0.25
 # How many processes' native stacks are read.
 MAX_NATIVE = 8
 # One process that does not answer must not take the time of the others.

@@ -1,8 +1,8 @@
 """Chooses what is read each second: watched processes, their threads, and the busiest other processes of the node.
 
 The others are found by glances: a slice of all processes each second. So the work of a second is bounded, whatever
-the node runs, and a noisy neighbour is known after half a minute. A process that uses no CPU, such as a rank that
-waits, is read the less often the longer that lasts, every 8 turns at least.
+the node runs, and a noisy neighbour is known after half a minute. A process that uses next to no CPU, such as a rank
+that waits, is read the less often the longer that lasts, every 8 turns at least.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from probing.daemon.source import Identity
 
-__all__ = ("LEAST_SHARE", "MAX_BUSY", "ROLES", "Selection", "Watched")
+__all__ = ("LEAST_SHARE", "MAX_BUSY", "ROLES", "STILL_SHARE", "Selection", "Watched")
 
 MAX_WATCHED = 1_024
 MAX_WITH_THREADS = 256
@@ -24,11 +24,13 @@ LEAST_GLANCES = 16
 MAX_GLANCES = 128
 LEAST_SHARE = 0.01
 """A CPU's part above which another process of the node, or a thread, counts as busy."""
+STILL_SHARE = 0.02
+"""A CPU's part below which a process is as good as still: a tick of 10 ms in a second is no more than half of it."""
 ROLES = ("trainer", "data_loader", "launcher")
 _LIST_TURNS = 30
 _NEW_THREADS_TURNS = 5
 _PIDS_TURNS = 10
-# Readings without CPU time after which a process is read half as often, twice, and three times.
+# Readings with next to no CPU time after which a process is read half as often, twice, and three times.
 _STILL = (4, 5, 6)
 # A look at all processes, fewer than 4,096, takes so long.
 _ROUND_TURNS = 32
@@ -39,7 +41,7 @@ _Key = tuple[int, int]
 class Watched:
     """A process and its threads: ``busy`` are read closely, ``active`` ones each turn, and of all ``tids`` some.
 
-    ``still``: how many readings in a row showed no CPU time.
+    ``still``: how many readings in a row showed next to no CPU time.
     """
 
     who: Identity
@@ -118,7 +120,8 @@ class Selection:
             if key not in processes:
                 continue  # not read in this turn, or for the first time
             wanted = threads.get(key, {})
-            watched.still = 0 if wanted or processes[key] else watched.still + 1
+            still = processes[key] < STILL_SHARE and max(wanted.values(), default=0.0) < LEAST_SHARE
+            watched.still = watched.still + 1 if still else 0
             shares = {tid: share for tid, share in wanted.items() if tid != key[0]}
             busy = [tid for tid, share in shares.items() if share >= LEAST_SHARE][:MAX_BUSY]
             watched.busy = [key[0], *busy]

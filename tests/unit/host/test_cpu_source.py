@@ -99,7 +99,7 @@ def test_a_blocked_thread_has_a_row_though_it_does_nothing(tmp_path: Path, monke
 def test_the_busiest_others_are_known_and_no_idle_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(tmp_path, monkeypatch, trainer())
     for turn in range(8):
-        watch.proc.process(11, user=turn)
+        watch.proc.process(11, user=2 * turn)
         for pid in range(20, 60):
             spent = turn * pid if pid >= 40 else 0
             watch.proc.process(pid, name=b"hog", user=spent, flags=0x200000 if pid == 59 else 0)
@@ -204,15 +204,15 @@ def test_active_threads_are_read_each_turn_and_idle_ones_in_turn() -> None:
     assert seen == set(tids)
 
 
-def test_a_process_that_uses_no_cpu_is_read_ever_more_rarely_until_it_does() -> None:
+def test_a_process_that_uses_next_to_no_cpu_is_read_ever_more_rarely_until_it_does() -> None:
     selection, read = Selection(), []
     for turn in range(1, 33):
         if selection.request([trainer()]):
             read.append(turn)
-            selection.busiest({}, {(11, START): 0.0})
+            selection.busiest({(11, START): {12: 0.009}}, {(11, START): 0.0199})
     assert read == [1, 2, 3, 4, 6, 8, 16, 24, 32]
     # WHEN a thread of it waits for a CPU
-    selection.busiest({(11, START): {12: 0.002}}, {(11, START): 0.0})
+    selection.busiest({(11, START): {12: 0.01}}, {(11, START): 0.0})
     # THEN it is read each turn
     assert selection.request([trainer()])
 
