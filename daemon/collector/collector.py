@@ -320,13 +320,14 @@ class Collector:
         """Returns the state in a line."""
         return summary_of(self._status.to_dict())
 
-    def complete(self) -> None:
+    def complete(self) -> bool:
         """Called as ``check``: soon after the start, loads the programs that it did not need, one object a call.
 
-        Raises AttachError, PrivilegeError.
+        Returns whether all are loaded. Raises AttachError, PrivilegeError.
         """
         if time.monotonic() >= self._begun + LATE_S and (late := self._session.late):
             self._session.load_late(min(late))
+        return not self._session.late
 
     def check(self) -> None:
         """Called now and then: updates the heartbeat of the programs, and follows the file that pauses all probes.

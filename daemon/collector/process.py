@@ -19,7 +19,8 @@ from probing.daemon.supervisor.stopping import stop_on_signal
 
 __all__ = ("main",)
 
-_CHECK_S = 1.0
+# While programs are still to be loaded, and later.
+_SOON_S, _CHECK_S = 0.5, 1.0
 # The status that systemd shows may be so old, in checks.
 _STATUS_CHECKS = 2
 
@@ -43,9 +44,9 @@ def main() -> int:
         watch.step()
         status = Status(collector.summary)
         status.ready()
-        checks = 0
-        while not ended.wait(until_next(_CHECK_S)):
-            collector.complete()
+        checks, complete = 0, False
+        while not ended.wait(until_next(_CHECK_S if complete else _SOON_S)):
+            complete = collector.complete()
             collector.check()
             watch.step()
             checks += 1
