@@ -256,15 +256,14 @@ class Session:
     def attach_tracepoint(self, program: str) -> Link:
         """Attach a tracepoint program that is marked ON_DEMAND, until ``detach`` or our end. Idempotent.
 
-        State from an earlier attachment of the program is void. Raises AttachError, PrivilegeError, NotFound.
+        Its caller voids what the program knew from an earlier attachment: the generation is that of all programs.
+        Raises AttachError, PrivilegeError, NotFound.
         """
         handle = self.program(program)
         if program not in self.links:
             kind, _, tracepoint = self._loaded.sections[program].partition("/")
             if not tracepoint or kind not in ("raw_tp", "tp_btf"):
                 raise AttachError(f"{program} is no program of a tracepoint")
-            self._renew()
-            self.heartbeat()
             self.links.tracepoint(program, handle, tracepoint if kind == "raw_tp" else None, pinned=False)
         return self.links[program]
 
