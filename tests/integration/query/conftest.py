@@ -18,7 +18,7 @@ def machine(open_tmp_path: Path) -> Iterator[Machine]:
     state.mkdir()
     files = Files(state)
     inetd = Inetd(open_tmp_path / "sql.sock", [f"--state_dir={state}", f"--query.memory_bytes={256 << 20}"])
-    pool = WorkerPool(str(open_tmp_path / "sql.sock"))
+    pool = WorkerPool(str(open_tmp_path / "sql.sock"), warm=2)
     pool.fill()
     with gates(open_tmp_path) as gate:
         engine = Engine(files, pool, gate, now_ns=lambda: NOW_NS)

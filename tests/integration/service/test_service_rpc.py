@@ -82,7 +82,7 @@ def test_a_deadline_is_the_nodes_to_tell(service: Service) -> None:
 
 
 def test_a_client_that_cancels_ends_the_worker(service: Service) -> None:
-    until(lambda: len(service.inetd.alive()) == 3)
+    until(lambda: len(service.inetd.alive()) == 2)
     slow = "SELECT count(*) FROM range(1000000) a, range(1000000) b, range(1000) c"
     call = service.node.Query(pb.QueryRequest(sql=slow), timeout=60)
     until(lambda: any(_busy(child.pid) for child in service.inetd.alive()))
