@@ -69,6 +69,7 @@ class JobFindings:
         self._noted = False
         # Pids of ranks that waited for requests when that was last known; the job has not advanced since.
         self._idle: frozenset[int] = frozenset()
+        self._sees_idle = False
 
     @property
     def open(self) -> int:
@@ -92,6 +93,14 @@ class JobFindings:
         own = [one.roles for one in self._open.values() if one.group != _HARDWARE]
         return bool(own) and all(_CULPRIT in roles and _VICTIM in roles for roles in own)
 
+    @property
+    def settled(self) -> bool:
+        """Whether time alone changes nothing: what is open is explained, or the last look showed an idle server.
+
+        Where nothing is found, a rank may be named once it is busy for long enough.
+        """
+        return self.explained or (self._sees_idle and not self._open)
+
     def restore(self, row: Mapping[str, Any], group: str) -> None:
         """Takes the newest row of a finding that an earlier daemon or another node stored."""
         name = str(row["finding_id"])
@@ -105,7 +114,9 @@ class JobFindings:
     def follow(self, look: LookResult) -> list[Event]:
         """Opens, changes and closes findings by what a look showed."""
         found = {finding_id(self._job, self._run, f): f for f in look.findings if f.severity != NOTE}
-        if idle := {c.pid for f in look.findings if f.verdict is IDLE for c in f.culprits}:
+        idle = {c.pid for f in look.findings if f.verdict is IDLE for c in f.culprits}
+        self._sees_idle = bool(idle)
+        if idle:
             self._idle = frozenset(idle)
         events = [event for name, f in found.items() for event in self._found(name, f, look)]
         self._doubtful = found.keys() - self._open.keys()

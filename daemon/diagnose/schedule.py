@@ -134,16 +134,17 @@ class Schedule:
         doubtful: bool,
         found: bool,
         explained: bool = False,
+        settled: bool = False,
         ripens_s: float | None = None,
         compared: bool = False,
     ) -> None:
         """Plans the next look. ``took``: seconds of this one; ``doubtful``: a second one has to confirm what it found;
-        ``found``: a finding is open; ``explained``: it has its stacks, and nothing else is found; ``ripens_s``: how
-        soon a wait that was too short to judge lasts long enough; ``compared``: no facts were gathered, since the ranks
-        stood where they stood before."""
+        ``found``: a finding is open; ``explained``: it has its stacks, and nothing else is found; ``settled``: time
+        alone changes nothing; ``ripens_s``: how soon a wait that was too short to judge lasts long enough;
+        ``compared``: no facts were gathered, since the ranks stood where they stood before."""
         if not compared:
             self._full_at = now
-            self._settled = (explained or not found) and not doubtful and ripens_s is None
+            self._settled = settled and not doubtful and ripens_s is None
         self.slow = took > _SLOW_S
         self._not_before = now + (took * _REST if self.slow else 0.0)
         if look.why == "death":

@@ -382,6 +382,7 @@ class JobWatch:
             doubtful=findings.doubtful,
             found=findings.open > 0,
             explained=findings.explained,
+            settled=findings.settled,
             ripens_s=None if ripens_ns is None else ripens_ns / 1e9,
             compared=compared,
         )

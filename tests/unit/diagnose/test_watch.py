@@ -20,6 +20,8 @@ from probing.diagnosis.facts import Missing
 from probing.diagnosis.rules.idle import IDLE
 from probing.diagnosis.verdict import NOTE, WARNING, Culprit, Finding, StackOf
 
+IDLES = Finding(IDLE, NOTE, 0.8, "idle", (Culprit(1, "n1", 101, "waits for requests", "idle"),))
+
 
 def hangs(since: float, until: float = 1e9) -> Callable[[float, bool], Sequence[Finding]]:
     return lambda now, deep: [finding("not_joined", 1)] if deep and since <= now < until else []
@@ -89,7 +91,7 @@ def test_a_finding_with_stacks_is_looked_at_less() -> None:
     assert pauses[:6] == [8, 8, 8, 8, 16, 32]
 
 
-@pytest.mark.parametrize("finds", [lambda _now, _deep: (), hangs(30)])
+@pytest.mark.parametrize("finds", [lambda _now, _deep: (IDLES,), hangs(30)])
 def test_a_stall_in_which_no_rank_moves_is_looked_at_in_full_every_five_minutes(
     finds: Callable[[float, bool], Sequence[Finding]],
 ) -> None:
@@ -108,9 +110,10 @@ def test_a_stall_in_which_no_rank_moves_is_looked_at_in_full_every_five_minutes(
     assert len(scene.looks) == len(stalls) + 1
 
 
-def test_a_stall_that_is_not_explained_is_looked_at_in_full() -> None:
-    bare = finding("not_joined", 1, stacks=())
-    job = Job(begins=10, stops=30, finds=lambda _now, _deep: [bare], stands=lambda _: "line 7")
+@pytest.mark.parametrize("found", [[finding("not_joined", 1, stacks=())], []])
+def test_a_stall_that_is_not_explained_is_looked_at_in_full(found: list[Finding]) -> None:
+    """Also where nothing is found: a rank that is busy elsewhere is named after a minute."""
+    job = Job(begins=10, stops=30, finds=lambda _now, _deep: found, stands=lambda _: "line 7")
     scene = Scene(job, review_s=9e9).run(300)
     assert len(scene.compared) == len(scene.looks) > 7
 
@@ -264,12 +267,10 @@ def test_notes_are_no_findings() -> None:
 
 
 def test_an_idle_server_that_cannot_be_read_is_no_culprit() -> None:
-    idle = Finding(IDLE, NOTE, 0.8, "idle", (Culprit(1, "n1", 101, "waits for requests", "idle"),))
-
     def unread() -> Finding:
         return finding("not_joined", 1, culprits=(Culprit(1, "n1", 101, "", "unknown"),))
 
-    job = Job(begins=10, stops=30, finds=lambda now, _deep: [idle if now < 60 else unread()] if now > 30 else [])
+    job = Job(begins=10, stops=30, finds=lambda now, _deep: [IDLES if now < 60 else unread()] if now > 30 else [])
     scene = Scene(job).run(300)
     assert scene.rows == []
     # WHEN it is known to do something else
