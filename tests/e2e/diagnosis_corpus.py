@@ -61,7 +61,7 @@ class Case:
     ``noted``: ranks that note when the fault began, if not the culprits. ``truth``: how it is known who is at fault.
     ``sockets``: the fault waits until the daemon knows whose the sockets of all ranks are.
     ``advice``: what to do with the job, where it is certain. ``patience_s``: how long the start and the
-    finding may take.
+    finding may take. ``alone``: no other case runs meanwhile.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Case:
     also: tuple[str, ...] = ()
     place: str = ""
     beside: tuple[str, ...] = ()
+    alone: bool = False
     stacks: frozenset[str] = frozenset({"culprit", "victim"})
     joins: bool = True
     noted: frozenset[int] = frozenset()
@@ -125,7 +126,7 @@ def selected(cases: Iterable[Case], request: pytest.FixtureRequest) -> list[Case
 
 
 class Corpus:
-    """Runs cases beside ``daemon``, ``at_once`` at a time; one that takes a CPU from others runs alone.
+    """Runs cases beside ``daemon``, ``at_once`` at a time; one that takes a CPU, or needs a free one, runs alone.
 
     ``keep``: names of cases whose ranks go on, in ``kept``. ``save``: a directory for the facts of cases that fail.
     ``together``: so many start, and get their faults one after the other when the last of them has made steps.
@@ -167,7 +168,7 @@ class Corpus:
 
     def _run(self, case: Case) -> Outcome:
         with contextlib.ExitStack() as room:
-            for _ in range(self._at_once if case.beside else 1):
+            for _ in range(self._at_once if case.alone else 1):
                 room.enter_context(self._free)
             return self._run_job(case)
 

@@ -98,9 +98,9 @@ SLOW = (
     slow("sleeps", words=("augment",)),
     slow("quota", activity="throttled", words=("cgroup",), place="cpu:0.2"),
     slow("bigger_batch", words=("uneven",)),
-    slow("recompiles", activity="compiling", words=("it compiles in compiled", "its cache is cold")),
-    slow("cold_pages", activity="disk_io", words=("read_shard", "its page cache is cold")),
-    slow("shared_cpu", words=("shares CPU 1 with", "data-loader workers of rank 1", "free")),
+    slow("recompiles", activity="compiling", words=("it compiles in compiled", "its cache is cold"), alone=True),
+    slow("cold_pages", activity="disk_io", words=("read_shard", "its page cache is cold"), alone=True),
+    slow("shared_cpu", words=("shares CPU 1 with", "data-loader workers of rank 1", "free"), alone=True),
     slow("collects", words=("tidy_up",)),
-    slow("beside_a_hog", words=("waits for a CPU", "hog"), beside=("hog.py", "1")),
+    slow("beside_a_hog", words=("waits for a CPU", "hog"), beside=("hog.py", "1"), alone=True),
 )

@@ -41,8 +41,8 @@ from e2e_support import Daemon, remove
 ROOMS: tuple[tuple[Sequence[Case], int], ...] = (
     ((*HANGS, *DIVERGENCES), 4),
     ((*DEATHS, *MEMORY), 4),
-    ([case for case in SLOW if not case.beside], 2),
-    ([case for case in SLOW if case.beside], 1),
+    ([case for case in SLOW if not case.alone], 2),
+    ([case for case in SLOW if case.alone], 1),
 )
 OPTIONS = {"logs": {"enabled": True}, "host": {"memory_interval_s": 1}}
 
