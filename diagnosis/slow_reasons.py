@@ -35,7 +35,7 @@ _WARM_PAGES = "Read the files once before the job, or free memory of the node: o
 _WAITS_FOR_IO = "disk_io", "waits for I/O in"
 # With a fast disk the copy takes more time than the wait: it looks like computing.
 _COLD_PER_S, _MUCH_PER_S = 1 << 20, 100 << 20
-_COMPILES, _TIMES_COMPILING = 0.15, 3
+_COMPILES, _TIMES_COMPILING = 0.1, 3
 _IO = frozenset({"fsync", "flush", "load", "open", "read", "readinto", "readline", "save", "write"})
 
 
