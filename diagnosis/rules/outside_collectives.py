@@ -21,6 +21,8 @@ __all__ = ("VERDICTS", "find")
 
 _MOST_NAMED = 4
 _FRAMES = 3
+# Ranks that all use so much of a CPU may evaluate for so long.
+_WORKS, _WORKS_NS = 0.05, 600 * 10**9
 # Activities that do not exclude that the rank is only starting, if no operation or step of it was recorded.
 _VAGUE = ("unknown", "computing", "sleeping", "network", "compiling", "nccl_init", "in_collective")
 
@@ -32,7 +34,8 @@ OUTSIDE = Verdict(
     " where operations are in flight that no stack shows a wait for, and then the ranks that have not called these are"
     " named. Where ranks wait for a request or the answer to one, the others are named. Otherwise ranks are grouped by"
     " stack: the minority is named, or all ranks if there is none. If all ranks have run within W, as in an evaluation,"
-    " it is a note until they have made no progress for 6 W and 60 s.",
+    " it is a note until they have made no progress for 6 W and 60 s, or for ten minutes if all of them use 5 % of a"
+    " CPU.",
     "What each group of ranks does, and since when.",
     "0.8 if the activity of the named ranks is known, else 0.5.",
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
@@ -114,7 +117,15 @@ def _still(case: Case, own: Rank) -> bool:
 
 def _may_be_a_pause(case: Case, ranks: Sequence[int], stalled: int) -> bool:
     """Whether all ranks may do something of its own kind, as an evaluation: each has run within W."""
-    return stalled < case.patience_ns and not any(_slept(case, case.ranks[rank]) for rank in ranks)
+    work = all(_works(case.ranks[rank]) for rank in ranks)
+    longest = max(case.patience_ns, _WORKS_NS) if work else case.patience_ns
+    return stalled < longest and not any(_slept(case, case.ranks[rank]) for rank in ranks)
+
+
+def _works(own: Rank) -> bool:
+    # A loop that only polls uses less.
+    c = own.condition
+    return c is not None and bool(c.interval_ns) and (c.cpu_ns or 0) >= _WORKS * (c.interval_ns or 0)
 
 
 def _slept(case: Case, own: Rank) -> bool:

@@ -426,9 +426,10 @@ def test_the_smaller_group_outside_is_named() -> None:
 
 
 def test_what_all_ranks_do_together_is_a_note_for_a_minute() -> None:
-    def found(seconds: float, since: float = 0.1) -> list[tuple[str, str, list[int]]]:
+    def found(seconds: float, since: float = 0.1, cpu_ms: int = 1) -> list[tuple[str, str, list[int]]]:
         # Each sample shows the same line, and the thread wakes up now and then.
-        wakes = Condition(state="S", syscall="poll", interval_ns=10**9, cpu_ns=10**6, asleep_since_ns=ago(since))
+        cpu_ns = cpu_ms * 10**6
+        wakes = Condition(state="S", syscall="poll", interval_ns=10**9, cpu_ns=cpu_ns, asleep_since_ns=ago(since))
         stack = thread("wait_for_scores eval.py:7", "evaluate eval.py:23", since_ns=ago(seconds), moving=False)
         ranks = [rank(r, *history(60, ago=seconds), stack=stack, condition=wakes) for r in range(3)]
         diagnosis = diagnose(facts(*ranks))
@@ -439,6 +440,9 @@ def test_what_all_ranks_do_together_is_a_note_for_a_minute() -> None:
     assert sentence == "all 3 ranks are in wait_for_scores, eval.py for 18 s, without a collective"
     ((severity, _, ranks),) = found(61)
     assert (severity, ranks) == ("error", [0, 1, 2])
+    # Ranks that use the CPU may evaluate for minutes.
+    assert [severity for severity, *_ in found(84, cpu_ms=50)] == ["note"]
+    assert [severity for severity, *_ in found(601, cpu_ms=50)] == ["error"]
     # A thread that has not run for W is stuck.
     ((severity, _, ranks),) = found(18, since=17)
     assert (severity, ranks) == ("error", [0, 1, 2])
