@@ -3,8 +3,8 @@
  * Off-CPU time of Python threads: the stack with which a thread left the CPU, and how long it was away.
  *
  * Of each block of a thread's switches one is walked, at random, and stands for the others: its time counts as often as
- * the block has switches, so sums are right for blocks of any size. All others cost a look at the thread. A wait of a second or more counts once, as it is reported while it lasts and
- * cannot stand for others. For long waits that were not chosen, and for threads that were away before the sampler looked,
+ * the block has switches, so sums are right for blocks of any size. The others cost one lookup of the thread. A wait of
+ * a second or more counts once, as it is reported while it lasts and cannot stand for others. For long waits that were not chosen, and for threads that were away before the sampler looked,
  * user space makes the entry (sampling/off_cpu/kernel_entries.py). Needs Linux 5.13 (atomics that fetch, a walk over a map).
  */
 #include "python_walk.bpf.h"

@@ -120,6 +120,11 @@ class Schedule:
         urgent = looks.get(look.why, _URGENT_LOOKS) < _URGENT_LOOKS
         return at if urgent else max(at, self._not_before), look
 
+    def notes_standing(self, look: Look) -> bool:
+        """Returns whether this look or the next one may be compared, so that it has to be known where the ranks stand.
+        The first looks at a stall do not wait for that."""
+        return look.why == "stall" and self._stall_looks >= _FULL_LOOKS - 1
+
     def may_compare(self, look: Look, now: float) -> bool:
         """Returns whether a look need not gather facts where the ranks stand as they stood at the last one."""
         known = self._settled and self._stall_looks >= _FULL_LOOKS

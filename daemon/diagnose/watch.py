@@ -337,10 +337,10 @@ class JobWatch:
         began = self._clocks.mono()
         job, findings = one.schedule.job, one.findings
         deep = look.deep or findings.needs_deep or findings.doubtful
-        may_compare = one.schedule.may_compare(look, began)
+        notes, may_compare = one.schedule.notes_standing(look), one.schedule.may_compare(look, began)
 
         def gather() -> list[Facts] | None:
-            if look.why == "stall":
+            if notes:
                 before, one.standing = one.standing, self._jobs.standing(job.job, job.run, timeout=GATHER_S)
                 if may_compare and before is not None and one.standing == before:
                     return None

@@ -183,7 +183,7 @@ def _rank(gathered: Gathered, number: int, one: JobProcess, operations: Operatio
 
 
 def _endpoints(rows: Sequence[Row]) -> dict[Key, tuple[Endpoint, ...]]:
-    """Returns the endpoints of each process: those on which it listens and closed ones go before open ones."""
+    """Returns the endpoints of each process, the addresses on which it listens first."""
     found: dict[Key, dict[tuple[str, int], Endpoint]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: row["state"] != "listens"):
         place = row["local_address"], row["local_port"]

@@ -54,7 +54,7 @@ class Watched:
     still: int = 0
 
     def every(self) -> int:
-        """Returns in which turns it is read: in each, or in one of 2, 4 or 8."""
+        """Returns the number of turns from one reading of the process to the next: 1, 2, 4 or 8."""
         return 1 << sum(self.still >= readings for readings in _STILL)
 
     def rest(self) -> list[int]:

@@ -115,7 +115,8 @@ def test_a_stall_that_is_not_explained_is_looked_at_in_full(found: list[Finding]
     """Also where nothing is found: a rank that is busy elsewhere is named after a minute."""
     job = Job(begins=10, stops=30, finds=lambda _now, _deep: found, stands=lambda _: "line 7")
     scene = Scene(job, review_s=9e9).run(300)
-    assert len(scene.compared) == len(scene.looks) > 7
+    # The first two are not delayed by it.
+    assert len(scene.compared) + 2 == len(scene.looks) > 7
 
 
 def test_a_job_may_rest_for_days() -> None:
