@@ -10,6 +10,7 @@ from probing.diagnosis.facts import Frame
 from probing.diagnosis.words import clean
 
 __all__ = (
+    "REGEX_FILES",
     "find_collecting",
     "find_compiling",
     "find_computing",
@@ -24,7 +25,7 @@ _THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
 # Of CPython 3.8 to 3.14: Modules/gcmodule.c, Python/gc.c. A stripped one has no names of them.
 _COLLECTS = ("gc_collect_main", "gc_collect_generations", "gc_collect_region", "deduce_unreachable", "PyGC_Collect")
 # Of Python's re, Lib/re/__init__.py and before 3.11 Lib/re.py; a running thread's C frames are not read.
-_REGEX = ("/re/__init__.py", "/re.py")
+REGEX_FILES = ("/re/__init__.py", "/re.py")
 _MATCHES = frozenset(("match", "fullmatch", "search", "sub", "subn", "split", "findall"))
 _PATTERN = 120
 _FAULTS_A_SECOND = 100
@@ -69,7 +70,7 @@ def find_collecting(scene: Scene) -> Seen | None:
 def find_matching(scene: Scene) -> Seen | None:
     """Returns whether the main thread matches a regular expression: one that backtracks may take for ever."""
     inner = scene.python[0] if scene.python else None
-    in_module = inner is not None and inner.file.endswith(_REGEX) and inner.func in _MATCHES
+    in_module = inner is not None and inner.file.endswith(REGEX_FILES) and inner.func in _MATCHES
     still = scene.main is not None and not scene.main.moving
     if not (in_module or scene.runs_in("sre_ucs", "sre_match")) or not still or scene.letter != "R":
         return None

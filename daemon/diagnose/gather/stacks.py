@@ -12,6 +12,7 @@ from probing.daemon.diagnose.gather.tables import Row
 from probing.daemon.stack_wire import Frame as WireFrame
 from probing.daemon.stack_wire import ProcessStacks, threads_of
 from probing.daemon.stack_wire import Thread as WireThread
+from probing.diagnosis.activity.processor import REGEX_FILES
 from probing.diagnosis.facts import Frame, Thread
 
 __all__ = ("MAX_FRAMES", "lines_of", "threads_of_processes")
@@ -25,7 +26,6 @@ _VALUE = 160
 _TEXT = 200
 # Files of torch and of Python whose local variables name the operation, lock or worker that a thread waits for.
 _WITH_VALUES = frozenset({"distributed_c10d.py", "c10d_logger.py", "threading.py", "dataloader.py"})
-_REGEX = ("/re/__init__.py", "/re.py")
 _WAIT = ("wchan", "syscall", "target", "target_kind", "file_system")
 _Threads = Mapping[Key, list[WireThread]]
 
@@ -156,7 +156,7 @@ def _frame(frame: WireFrame) -> Frame:
 
 
 def _values(frame: WireFrame) -> tuple[tuple[str, str], ...]:
-    regex = frame["file"].endswith(_REGEX)
+    regex = frame["file"].endswith(REGEX_FILES)
     if not regex and PurePosixPath(frame["file"]).name not in _WITH_VALUES:
         return ()
     read = frame.get("locals") or ()
