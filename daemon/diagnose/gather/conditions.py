@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from probing.daemon.diagnose.gather.processes import Key
 from probing.daemon.diagnose.gather.tables import Collector, Row
+from probing.daemon.processes.conditions.counters import idle_ns
 from probing.daemon.processes.conditions.neighbours import Load, neighbours_of
 from probing.diagnosis.facts import Condition
 
@@ -29,10 +27,6 @@ _COUNTERS = _NAMES[_NAMES.index("interval_ns") + 1 : _NAMES.index("neighbours")]
 _MADE = {"interval_ns", "asleep_since_ns", "children", "neighbours", *_COUNTERS}
 _PLAIN = [name for name in _NAMES if name not in _MADE]
 _Reading = Mapping[str, Any]
-_MAX_CPUS = 4096
-# The fields of a line of /proc/stat (fs/proc/stat.c): idle and iowait, in ticks, behind user, nice and system.
-_IDLE, _WAITS = 4, 5
-_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 # A CPU with so much time left is free for a thread that waits for another one.
 _FREE = 0.3
 
@@ -86,15 +80,12 @@ def read_conditions(collector: Collector, job: str, timeout: float) -> _Reading:
     return {**found, "idle": _idle_ns(), "idle_at_ns": time.monotonic_ns()}
 
 
-def _idle_ns(path: Path = Path("/proc/stat")) -> dict[int, int]:
-    found = {}
-    with suppress(OSError, ValueError), path.open("rb") as file:
-        for line in file.read(1 << 20).splitlines()[1 : _MAX_CPUS + 1]:
-            words = line.split()
-            if not words[0].startswith(b"cpu"):
-                break
-            found[int(words[0][3:])] = (int(words[_IDLE]) + int(words[_WAITS])) * _TICK_NS
-    return found
+def _idle_ns() -> dict[int, int]:
+    try:
+        with open("/proc/stat", "rb") as file:
+            return idle_ns(file.read(1 << 20))
+    except OSError:
+        return {}
 
 
 def idle_cpus_of(first: _Reading | None, second: _Reading) -> tuple[int, ...] | None:

@@ -6,11 +6,21 @@ Formats: proc(5), Documentation/scheduler/sched-stats.rst. Each number is bounde
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from probing.daemon.processes.procfs import TICK_NS, clean_text
 
-__all__ = ("TaskStat", "exec_start_ns", "parse_io", "parse_schedstat", "parse_task_stat", "status_fields", "taken_ns")
+__all__ = (
+    "TaskStat",
+    "exec_start_ns",
+    "idle_ns",
+    "parse_io",
+    "parse_schedstat",
+    "parse_task_stat",
+    "status_fields",
+    "taken_ns",
+)
 
 _EXEC_START = re.compile(rb"^se\.exec_start\s*:\s*(\d{1,15})\.(\d{6})", re.MULTILINE)
 # Fields behind the name in /proc/PID/stat, counted from 0.
@@ -85,13 +95,21 @@ def status_fields(data: bytes) -> dict[str, int | str | None]:
 
 def taken_ns(stat: bytes) -> dict[int | None, int]:
     """Returns for each CPU the time that interrupts and the hypervisor took since boot, from /proc/stat."""
-    found: dict[int | None, int] = {}
+    # irq, softirq and steal.
+    return dict(_cpu_times(stat, slice(6, 9)))
+
+
+def idle_ns(stat: bytes) -> dict[int, int]:
+    """Returns for each CPU the time that it was idle since boot, also while a disk was waited for, from /proc/stat."""
+    return dict(_cpu_times(stat, slice(4, 6)))
+
+
+def _cpu_times(stat: bytes, chosen: slice) -> Iterator[tuple[int, int]]:
+    """Yields each CPU with the sum of fields of its line of /proc/stat (fs/proc/stat.c), ns."""
     for line in stat.split(b"\n"):
         fields = line.split()
         if len(fields) > 8 and fields[0].startswith(b"cpu") and fields[0][3:].isdigit():
-            # irq, softirq and steal.
-            found[int(fields[0][3:])] = sum(int(field) for field in fields[6:9] if field.isdigit()) * TICK_NS
-    return found
+            yield int(fields[0][3:]), sum(int(field) for field in fields[chosen] if field.isdigit()) * TICK_NS
 
 
 def _pairs(data: bytes, names: tuple[bytes, ...]) -> dict[bytes, int]:
