@@ -49,7 +49,8 @@ class ProcessKey(NamedTuple):
 class Identity(NamedTuple):
     """The job, run, role and rank of a process, as in every table. Ranks are None unless ``role`` is trainer.
 
-    ``train_tid``: the thread that issues its collectives; None: the main thread, or none is known.
+    ``train_tid``: the thread that issues its collectives; None: the main thread, or none is known. ``owner``: the uid
+    of the user whose job it is.
     """
 
     pid: int
@@ -62,6 +63,7 @@ class Identity(NamedTuple):
     world_size: int | None = None
     node_rank: int | None = None
     train_tid: int | None = None
+    owner: int = 0
 
     @property
     def trains(self) -> int:

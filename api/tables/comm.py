@@ -171,6 +171,7 @@ PROGRESS = Table(
         *IDENTITY,
         Column("rank", I32, "Rank in the job; NULL when it is unknown."),
         Column("world_size", I32, "Ranks of the job; NULL when it is unknown."),
+        Column("owner", I64, "User id of the user whose job it is."),
         Column("comm", NAME, "Communicator, the same text on all ranks; NULL while no operation was seen."),
         Column("comm_name", NAME, "What the framework calls the communicator."),
         Column("comm_rank", I32, "Rank within the communicator."),

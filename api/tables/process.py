@@ -23,6 +23,7 @@ _PROCESS_COLUMNS = (
     Column("train_tid", I32, "The thread that issues the collectives; NULL: the main thread, or none is known."),
     Column("ppid", I32, "Parent process."),
     Column("uid", I32, "User id of the process."),
+    Column("owner", I64, "User id of the user whose job it is: of a rootless container, the user who runs it."),
     Column("role", NAME, "trainer, launcher, data_loader or other."),
     Column("state", NAME, "running, stopped (SIGSTOP), blocked (uninterruptible), zombie or exited."),
     Column("python", NAME, "CPython version, e.g. 3.11.7; NULL when the process runs none."),

@@ -186,6 +186,7 @@ class JobProgress(Source):
             "start_ns": key.start_ns,
             "rank": who.rank,
             "world_size": who.world_size,
+            "owner": who.owner,
             "calls": 0,
             "longest_gap_ns": process.longest_gap,
             "attached": process.attached_ns,

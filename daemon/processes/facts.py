@@ -23,13 +23,15 @@ class Facts:
     """``ancestors`` are (pid, start_ns, name of the program), the parent first. Texts are clean already.
 
     ``environ``: the variables that the process has, and those that it had at exec; ``current``: the names of the
-    former. ``coordinator``: "HOST:PORT" where the ranks of its job meet, if its Python modules say so.
+    former. ``uid``: the real one. ``owner``: see ``owners.owner_of``. ``coordinator``: "HOST:PORT" where the ranks of
+    its job meet, if its Python modules say so.
     """
 
     pid: int
     start_ns: int
     ppid: int = 0
     uid: int = 0
+    owner: int = 0
     comm: str = ""
     exe: str = ""
     cmdline: tuple[str, ...] = ()
@@ -88,6 +90,7 @@ class Facts:
                 start_ns=int(header["start_ns"]),
                 ppid=int(header["ppid"]),
                 uid=int(header["uid"]),
+                owner=int(header["owner"]),
                 comm=str(header["comm"]),
                 exe=str(header["exe"]),
                 cmdline=tuple(map(str, header["cmdline"])),

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-__all__ = ("Job", "Ranks", "job_of", "meeting_place", "on_one_node", "ranks_of", "restarts_of")
+__all__ = ("Job", "Ranks", "job_of", "meeting_place", "on_one_node", "ranks_of", "restarts_of", "slurm_job")
 
 MAX_WORLD = 1 << 24
 MAX_NAME = 200
 Environ = Mapping[str, str]
+# The group may be shown from within another one: /../../system.slice/...
+_SLURM_GROUP = re.compile(
+    r"(?:/\.\.)*/(?:slurm(?:_[^/]+)?/uid_[0-9]+|system\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_([0-9]{1,10})(?=/|$)"
+)
+# Where users make control groups of any name (systemd's Delegate=).
+_OF_A_USER = re.compile(r"(?:/\.\.)*/user\.slice/")
 _POD_INDEX = re.compile(r"(.+)-(?:master|worker|launcher|chief|trainer|node|head|ps)-[0-9]+(?:-[a-z0-9]{5})?")
 
 
@@ -40,12 +46,14 @@ class Ranks(NamedTuple):
 class Job(NamedTuple):
     """``source`` is slurm, kubernetes, torchelastic, ray, master or pid.
 
-    ``unique``: a run of it needs no more than the count of restarts.
+    ``unique``: a run of it needs no more than the count of restarts. ``proven``: the process is in a control group that
+    only the scheduler makes, of this Slurm job or of a pod.
     """
 
     name: str
     source: str
     unique: bool = False
+    proven: bool = False
 
 
 # rank, world size, local rank, node rank; the first complete set counts.
@@ -80,14 +88,22 @@ def ranks_of(environ: Environ, current: Collection[str] = ()) -> Ranks | None:
     return None
 
 
-def job_of(environ: Environ, node: str, in_pod: bool = False, coordinator: str = "") -> Job | None:
-    """The job in the environment, or None. ``coordinator``: "HOST:PORT" where its ranks meet, if known otherwise."""
+def job_of(
+    environ: Environ, node: str, in_pod: bool = False, coordinator: str = "", cgroup: Collection[str] = ()
+) -> Job | None:
+    """The job in the environment, or None. ``coordinator``: "HOST:PORT" where its ranks meet, if known otherwise.
+
+    ``cgroup``: the paths of its control groups. Slurm's names the job whatever SLURM_JOB_ID says.
+    """
     if slurm := _digits(environ, "SLURM_JOB_ID"):
-        step = _digits(environ, "SLURM_STEP_ID")
-        return Job(f"{slurm}.{step}" if step else slurm, "slurm", unique=bool(step))
+        step, group = _digits(environ, "SLURM_STEP_ID"), slurm_job(cgroup)
+        if group and group != slurm:
+            return Job(group, "slurm", proven=True)
+        return Job(f"{slurm}.{step}" if step else slurm, "slurm", unique=bool(step), proven=bool(group))
     if (in_pod or "KUBERNETES_SERVICE_HOST" in environ) and (name := _kubernetes_job(environ)):
         space = environ.get("POD_NAMESPACE", "")
-        return Job(_cut(f"{space}/{name}" if space else name), "kubernetes")
+        proven = in_pod and not any(map(_OF_A_USER.match, cgroup))
+        return Job(_cut(f"{space}/{name}" if space else name), "kubernetes", proven=proven)
     if (elastic := environ.get("TORCHELASTIC_RUN_ID", "")) and elastic != "none":
         return Job(_cut(elastic), "torchelastic")
     if ray := environ.get("RAY_JOB_ID", ""):
@@ -96,6 +112,14 @@ def job_of(environ: Environ, node: str, in_pod: bool = False, coordinator: str =
     if place := meeting_place(environ, coordinator):
         return Job(_cut(f"{node}/{place}" if _local(_host(place)) else place), "master")
     return None
+
+
+def slurm_job(cgroup: Iterable[str]) -> str:
+    """Returns the id of the Slurm job whose control group a process is in; empty outside of them.
+
+    Only root makes groups there (slurm.conf's ProctrackType=proctrack/cgroup; cgroup.conf(5), v1 and v2).
+    """
+    return next((match[1] for path in cgroup if (match := _SLURM_GROUP.match(path))), "")
 
 
 def meeting_place(environ: Environ, coordinator: str = "") -> str:

@@ -12,6 +12,7 @@ from probing.daemon.processes.containers import container_of
 from probing.daemon.processes.environment import ALLOWED_NAMES
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Job, Ranks, job_of, on_one_node, restarts_of
+from probing.daemon.processes.owners import JobNames
 from probing.daemon.processes.ranking import SOURCES, ModuleState, Ranking
 from probing.daemon.processes.redaction import command_text
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches, roles
@@ -56,6 +57,7 @@ class Registry:
         self._node = node
         self._boot_id = boot_id
         self._runs = Runs(boot_id)
+        self._names = JobNames()
         # Python processes, launchers, and dead ones from which a live one descends.
         self._facts: dict[ProcessKey, Facts] = {}
         self._watched: dict[ProcessKey, Process] = {}
@@ -196,6 +198,8 @@ class Registry:
         if not ended:
             self._restored[process.key] = detail
         process.started = process.published = process.ended = True
+        if process.identity.role == "trainer":
+            self._names.restore(process.identity.job, process.identity.owner)
         self._bury(process)
 
     def replaced(self, key: ProcessKey) -> None:
@@ -212,7 +216,7 @@ class Registry:
     def _bury(self, process: Process) -> None:
         # Thousands are kept, so only their identities.
         facts = process.facts
-        process.facts = Facts(facts.pid, facts.start_ns, facts.ppid, facts.uid)
+        process.facts = Facts(facts.pid, facts.start_ns, facts.ppid, facts.uid, facts.owner)
         self._dead[process.key] = process
         self._dead.move_to_end(process.key)
         while len(self._dead) > MAX_DEAD:
@@ -257,9 +261,9 @@ class Registry:
         facts, role = self._facts[key], assigned[key]
         container, pod = container_of(facts.cgroup)
         ranks = self._ranks(facts) if role == "trainer" else None
-        job, run = self._job_and_run(facts, role, assigned, ranks, container, pod)
+        job, run, owner = self._job_and_run(facts, role, assigned, ranks, container, pod)
         numbers = (ranks.rank, ranks.local_rank, ranks.world_size, ranks.node_rank) if ranks else ()
-        identity = Identity(*key, job.name, run, role, *numbers)
+        identity = Identity(*key, job.name, run, role, *numbers)._replace(owner=owner)
         if role == "trainer":
             identity = identity._replace(train_tid=self._train_tid(key))
         if before is not None and before.identity == identity:
@@ -307,27 +311,43 @@ class Registry:
         ranks: Ranks | None,
         container: str | None,
         pod: str | None,
-    ) -> tuple[Job, str]:
+    ) -> tuple[Job, str, int]:
+        """Returns job, run and owner of the job."""
         before = self._watched.get(facts.key)
         launcher = self._launcher_above(facts, assigned)
         if role != "trainer" and (leader := self._leader(facts, role, assigned)):
-            return Job(leader.identity.job, leader.job_source), leader.identity.run
-        job = job_of(facts.environ, self._node, pod is not None, facts.coordinator)
+            who = leader.identity
+            return Job(who.job, leader.job_source), who.run, who.owner
+        job = job_of(facts.environ, self._node, pod is not None, facts.coordinator, facts.cgroup)
         if role == "launcher" and before is not None and job is None:
-            return Job(before.identity.job, before.job_source), before.identity.run
+            who = before.identity
+            return Job(who.job, before.job_source), who.run, who.owner
         if job is None:
             job = Job(f"pid:{launcher[0] if launcher else facts.pid}", "pid")
+        job = job._replace(name=self._names.name(job, facts.owner))
+        return job, self._run_of_job(facts, role, job, launcher, ranks, container), facts.owner
+
+    def _run_of_job(
+        self,
+        facts: Facts,
+        role: str,
+        job: Job,
+        launcher: ProcessKey | None,
+        ranks: Ranks | None,
+        container: str | None,
+    ) -> str:
+        before = self._watched.get(facts.key)
         if before is not None and (before.identity.role, before.identity.job) == (role, job.name):
-            return job, before.identity.run
+            return before.identity.run
         restored = self._restored.get(facts.key, {})
         if restored.get("job") == job.name and restored.get("run"):
             if role == "trainer":
                 self._runs.restore(facts, job, ranks.rank if ranks else None, container, str(restored["run"]))
-            return job, str(restored["run"])
+            return str(restored["run"])
         if role == "trainer":
             run = self._run_above(facts, job)
-            return job, run or self._runs.name(facts, job, launcher, ranks.rank if ranks else None, container)
-        return job, f"{restarts_of(facts.environ)}-{anchor_of(self._boot_id, f'{facts.pid}:{facts.start_ns}')}"
+            return run or self._runs.name(facts, job, launcher, ranks.rank if ranks else None, container)
+        return f"{restarts_of(facts.environ)}-{anchor_of(self._boot_id, f'{facts.pid}:{facts.start_ns}')}"
 
     def _run_above(self, facts: Facts, job: Job) -> str | None:
         """The run of the rank that started this one, as Lightning's rank 0 does; None: no rank of its job did."""

@@ -41,6 +41,7 @@ def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> d
         "train_tid": who.train_tid,
         "ppid": process.facts.ppid,
         "uid": process.facts.uid,
+        "owner": who.owner,
         "role": who.role,
         "state": state,
         "python": process.python,
@@ -80,6 +81,7 @@ def detail_of(process: Process, boot_id: str) -> str:
             "job_source": process.job_source,
             "ppid": facts.ppid,
             "uid": facts.uid,
+            "owner": who.owner,
             "exe": facts.exe,
             "python": process.python,
             "container": process.container,
@@ -104,9 +106,11 @@ def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tup
     if not all(n is None or isinstance(n, int) for n in numbers) or not all(isinstance(t, str) for t in texts):
         return None
     job, run, role, source = map(str, texts)
-    facts = Facts(pid, start_ns, int(detail.get("ppid") or 0), int(detail.get("uid") or 0), exe=str(detail.get("exe")))
+    ppid, uid = int(detail.get("ppid") or 0), int(detail.get("uid") or 0)
+    owner = int(detail.get("owner", uid))
+    facts = Facts(pid, start_ns, ppid, uid, owner, exe=str(detail.get("exe")))
     rank, local_rank, size, node_rank, train_tid = numbers
-    identity = Identity(pid, start_ns, job, run, role, rank, local_rank, size, node_rank, train_tid)
+    identity = Identity(pid, start_ns, job, run, role, rank, local_rank, size, node_rank, train_tid, owner)
     container, pod, python = (detail.get(name) for name in ("container", "pod", "python"))
     evidence = detail.get("rank_source")
     ranks = None

@@ -17,6 +17,7 @@ from probing.api.errors import PrivilegeError, ProbingError, ProcessGone, Target
 from probing.daemon.processes.environment import ALLOWED_NAMES, read_environ
 from probing.daemon.processes.liveness import running_thread
 from probing.daemon.processes.memory import ProcessMemory
+from probing.daemon.processes.owners import owner_of
 from probing.daemon.processes.procfs import (
     Stat,
     clean_text,
@@ -110,6 +111,11 @@ class Target:
         with self._errors():
             return os.readlink(name.encode(), dir_fd=self.dir_fd)
 
+    def owner(self, uid: int, cgroup: list[str]) -> int:
+        """Returns ``owners.owner_of`` of the process. Raises like ``read``."""
+        with self._errors():
+            return owner_of(lambda name: os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd), uid, cgroup)
+
     def thread_names(self) -> list[str]:
         """The distinct names of its threads, sorted."""
         names = set()
@@ -160,18 +166,21 @@ def identity(target: Target) -> dict[str, Any]:
         if cut <= 0:
             break
     maps, program = target.read("maps", MAX_MAPS), target.link("exe")
+    cgroup = [clean_text(path, MAX_ARGUMENT) for path in parse_cgroup(target.read("cgroup", _CHUNK))]
+    uid = status["Uid"][0]
     return {
         "pid": target.pid,
         "start_ns": target.start_ns,
         "ppid": target.stat.ppid,
         "state": target.stat.state,
         "comm": clean_text(target.stat.comm, 64),
-        "uid": status["Uid"][0],
+        "uid": uid,
+        "owner": target.owner(uid, cgroup),
         "exe": clean_text(program, MAX_ARGUMENT),
         "cmdline": arguments,
         "environ": parse_environ(target.read("environ", MAX_ENVIRON), ALLOWED_NAMES),
         "variables": _variables(target.pid, maps, program),
-        "cgroup": [clean_text(path, MAX_ARGUMENT) for path in parse_cgroup(target.read("cgroup", _CHUNK))],
+        "cgroup": cgroup,
         "ancestors": _ancestors(target.stat.ppid),
         "libraries": _libraries(maps),
         "threads": target.thread_names()[:64],

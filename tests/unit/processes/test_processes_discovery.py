@@ -53,6 +53,7 @@ class FakeReaders:
             "ppid": above[0] if above else 1,
             "state": "S",
             "uid": 0,
+            "owner": 0,
             "comm": "python3",
             "exe": "/usr/bin/python3.11",
             "cmdline": ["python3", "train.py"],

@@ -1,0 +1,140 @@
+"""Whose a job is: the user whom the kernel names for its processes. One name is one user's job.
+
+Environment variables name a job, and any user can set them. So another user's job of the same name is another job,
+``NAME (uid N)``, and its processes are never joined with, counted among or diagnosed with those of the first.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from probing.daemon.processes.containers import container_of
+from probing.daemon.processes.identity import Job
+
+__all__ = ("MAX_NAMES", "JobNames", "owner_of")
+
+MAX_NAMES = 4096
+"""Names whose owner is remembered."""
+# include/uapi/linux/nsfs.h; ioctl_ns(2).
+_NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
+# User namespaces nest 32 deep (kernel/user_namespace.c).
+_MAX_DEPTH = 33
+_NAMED = re.compile(r" \(uid [0-9]{1,10}\)$")
+
+
+def owner_of(open_file: Callable[[str], int], uid: int, cgroup: Iterable[str]) -> int:
+    """Returns the uid, on this host, of the user whose a process is.
+
+    ``open_file`` returns a descriptor of a file of /proc/PID; ``uid``: the real uid of the process, as this host has
+    it. In a user namespace it is the user who made the outermost one: a rootless container has many uids, and all are
+    one user's. Where root made it, it is ``uid``, but in a pod, each of which has uids of its own on the host, the uid
+    inside. Raises OSError and ProbingError.
+    """
+    try:
+        namespace = open_file("ns/user")
+    except FileNotFoundError:
+        return uid
+    creator = _creator(namespace)
+    if creator is None:
+        return uid
+    if creator != 0 or container_of(cgroup)[1] is None:
+        return creator or uid
+    return _inside(open_file("uid_map"), uid)
+
+
+def _creator(namespace: int) -> int | None:
+    """Returns the uid of the user who made the outermost user namespace around ``namespace``, None for our own.
+
+    Closes ``namespace``.
+    """
+    ours = Path("/proc/self/ns/user").stat().st_ino
+    try:
+        for _ in range(_MAX_DEPTH):
+            if os.fstat(namespace).st_ino == ours:
+                return None
+            try:
+                parent = fcntl.ioctl(namespace, _NS_GET_PARENT)
+            except PermissionError:
+                break  # it is not below ours
+            if os.fstat(parent).st_ino == ours:
+                os.close(parent)
+                break
+            os.close(namespace)
+            namespace = parent
+        creator = array.array("I", [0])
+        fcntl.ioctl(namespace, _NS_GET_OWNER_UID, creator)
+        return creator[0]
+    finally:
+        os.close(namespace)
+
+
+def _inside(uid_map: int, uid: int) -> int:
+    """Returns ``uid`` as the namespace has it (user_namespaces(7)). Closes ``uid_map``."""
+    with os.fdopen(uid_map, "rb") as file:
+        for line in file.read(4096).splitlines():
+            inside, outside, count = map(int, line.split())
+            if outside <= uid < outside + count:
+                return inside + uid - outside
+    return uid
+
+
+class _Holder(NamedTuple):
+    """``proven``: a control group of the scheduler shows that the job is this owner's."""
+
+    owner: int
+    proven: bool
+
+
+class JobNames:
+    """Names the jobs of a node, so that no two owners have jobs of one name.
+
+    A name is its first owner's, or the owner's whose processes are in the control group of the scheduler's job. Where
+    a scheduler has control groups, a process outside of them does not get a new name of that scheduler.
+    """
+
+    def __init__(self) -> None:
+        self._holders: OrderedDict[str, _Holder] = OrderedDict()
+        self._names_of: Counter[int] = Counter()
+        # Schedulers (``Job.source``) whose control groups were seen.
+        self._proving: set[str] = set()
+
+    def name(self, job: Job, owner: int) -> str:
+        """Returns the name of a job of ``owner``, as all tables have it."""
+        if job.proven:
+            self._proving.add(job.source)
+        holder = self._holders.get(job.name)
+        if holder is None or (job.proven and not holder.proven):
+            if _NAMED.search(job.name) or (job.source in self._proving and not job.proven):
+                return _named(job.name, owner)
+            self._hold(job.name, _Holder(owner, job.proven))
+        elif holder.owner != owner:
+            return _named(job.name, owner)
+        return job.name
+
+    def restore(self, name: str, owner: int) -> None:
+        """Gives a name to the owner that it had when an earlier daemon stored it."""
+        if not _NAMED.search(name) and name not in self._holders:
+            self._hold(name, _Holder(owner, proven=False))
+
+    def _hold(self, name: str, holder: _Holder) -> None:
+        if (before := self._holders.pop(name, None)) is not None:
+            self._names_of[before.owner] -= 1
+        elif len(self._holders) >= MAX_NAMES:
+            # Many names of a user cost that user names, and nobody else.
+            most = self._names_of.most_common(1)[0][0]
+            oldest = next(name for name, holder in self._holders.items() if holder.owner == most)
+            del self._holders[oldest]
+            self._names_of[most] -= 1
+        self._holders[name] = holder
+        self._names_of[holder.owner] += 1
+
+
+def _named(name: str, owner: int) -> str:
+    return f"{name} (uid {owner})"
