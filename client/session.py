@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ _MaybeText = TypeVar("_MaybeText", str, str | None)
 # Jobs that run now, then jobs that ever ran here.
 _JOB_TABLES = ("process.processes", "process.events", "comm.communicators")
 _MOST_CANDIDATES = 8
+_OF_ANOTHER = re.compile(r" \(uid [0-9]+\)$")
 # Clocks further apart are worth a line: one of them is not set.
 _CLOCK_NS = 1_000_000_000
 
@@ -112,6 +114,8 @@ def job_named(cluster: Cluster, text: _MaybeText) -> _MaybeText:
         jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
         if text in jobs:
             return text
+        # Another user's job of a name is not meant by the name alone.
+        jobs = [job for job in jobs if not _OF_ANOTHER.search(job)] or jobs
         if len(jobs) == 1:
             return jobs[0]
         if jobs:

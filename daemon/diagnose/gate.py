@@ -24,7 +24,7 @@ class JobNow:
     ``usual_gap_ns``: the longest usual time between two calls of a rank. ``living`` and ``ended`` count ranks;
     ``failed``: the ended ones with a signal or an exit code other than 0. ``late``: the first operations of a rank were
     not recorded. ``world_size``: 0 when not known. ``calls``: recorded operations; that it grows shows that the job
-    advances, also when the clock is set.
+    advances, also when the clock is set. ``owner``: the uid of its user.
     """
 
     job: str
@@ -38,6 +38,7 @@ class JobNow:
     late: bool
     world_size: int
     calls: int
+    owner: int | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -93,6 +94,9 @@ def _jobs(batch: pa.RecordBatch) -> list[JobNow]:
         )
     )
     now = int(integers(batch.column("ts"))[0])
+    # The collector may be of the version before.
+    known = "owner" in batch.schema.names
+    owners = dict(zip(which.tolist(), batch.column("owner").to_pylist() if known else (), strict=False))
     return [
         JobNow(
             str(job),
@@ -106,6 +110,7 @@ def _jobs(batch: pa.RecordBatch) -> list[JobNow]:
             late[at] > 0,
             max(sizes[at], 0),
             calls[at],
+            owners.get(at),
         )
         for (job, run), at in index.items()
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
@@ -26,6 +26,7 @@ from probing.daemon.diagnose.lifecycle import JobFindings, LookResult
 from probing.daemon.diagnose.outbox import Outbox
 from probing.daemon.diagnose.problems import Problems, printable
 from probing.daemon.diagnose.schedule import Look, Schedule
+from probing.daemon.fairness import Turns, crowding
 from probing.daemon.source_state import SourceState, first_of
 from probing.diagnosis.facts import Facts
 from probing.diagnosis.ladder import RULES, Rule, diagnose
@@ -46,6 +47,8 @@ MAX_ABSENT = 30
 RESTORE_TRIES = 4
 # Rows of other nodes that wait for the next poll.
 MAX_TAKEN = 256
+# Owners whose jobs ``status`` counts apart.
+_MOST_OWNERS = 3
 _log = logging.getLogger(__name__)
 _Key = tuple[str, str]
 _T = TypeVar("_T")
@@ -163,8 +166,10 @@ class JobWatch:
         self._clocks = clocks
         self._run_beside = run
         self._looking: list[_Looking] = []
+        self._turns: Turns[int | None] = Turns()
         self._watched: dict[_Key, _Watched] = {}
-        self._left_out = 0
+        # By owner.
+        self._left_out: Counter[int | None] = Counter()
         self._started: float | None = None
         self._tries = RESTORE_TRIES
         # Rows of findings that an earlier daemon stored, of jobs that were not seen yet.
@@ -189,7 +194,8 @@ class JobWatch:
         found = sum(one.findings.open for one in watched)
         problems = list(self._problems)
         if self._left_out:
-            problems.append(f"{self._left_out} jobs are not watched: more than {MAX_JOBS} run")
+            whose = ", ".join(f"{count} of uid {owner}" for owner, count in self._left_out.most_common(_MOST_OWNERS))
+            problems.append(f"{self._left_out.total()} jobs are not watched, {whose}: more than {MAX_JOBS} run")
         detail = f"{_count(len(watched), 'job')}, {_count(found, 'open finding')}"
         return SourceState(
             "diagnose",
@@ -272,7 +278,8 @@ class JobWatch:
             elif one.schedule.over and self._leads(one):
                 self._outbox.put(one.findings.ended(utc))
         self._cluster.hold({key: one.schedule.job.living > 0 for key, one in self._watched.items()})
-        self._left_out = sum(job.living > 0 and key not in self._watched for key, job in found.items())
+        left_out = [job.owner for key, job in found.items() if job.living and key not in self._watched]
+        self._left_out = Counter(left_out)
         if now > self._started + 2 * START_S:
             # Those that are left ended while no daemon ran.
             for key in list(self._restored):
@@ -288,12 +295,19 @@ class JobWatch:
 
     def _make_room(self, job: JobNow, utc: int) -> bool:
         """Returns whether ``job`` can be watched. Of too many one that is over is dropped or, for a job of several
-        ranks, a single process that waits for nobody."""
+        ranks, a single process that waits for nobody; else the newest job of the owner with most, if that is fair."""
         if len(self._watched) < MAX_JOBS:
             return True
-        over = [key for key, one in self._watched.items() if one.schedule.over]
-        alone = [key for key, one in self._watched.items() if one.schedule.job.alone and not job.alone]
-        for key in (over or alone)[:1]:
+        owners = Counter(one.schedule.job.owner for one in self._watched.values())
+        most = crowding(owners.elements())
+        # Those of the owner with most first.
+        watched = sorted(self._watched.items(), key=lambda item: item[1].schedule.job.owner != most)
+        dropped = [key for key, one in watched if one.schedule.over]
+        dropped = dropped or [key for key, one in watched if one.schedule.job.alone and not job.alone]
+        if not dropped and owners[job.owner] + 1 < owners[most]:
+            of_most = [(key, one) for key, one in watched if one.schedule.job.owner == most]
+            dropped = [key for key, one in of_most if not one.findings.open][-1:] or [of_most[-1][0]]
+        for key in dropped[:1]:
             self._drop(key, utc)
         return len(self._watched) < MAX_JOBS
 
@@ -317,24 +331,38 @@ class JobWatch:
 
     def _due(self, now: float) -> tuple[float, _Watched, Look] | None:
         begun = [id(looking.one) for looking in self._looking]
-        waiting = [one for one in self._watched.values() if id(one) not in begun]
+        looking = Counter(looking.one.schedule.job.owner for looking in self._looking)
+        # Where several owners have jobs, nobody's looks take all places.
+        shared = len({one.schedule.job.owner for one in self._watched.values()}) > 1
+        full = {owner for owner, count in looking.items() if shared and count >= MAX_LOOKS - 1}
+        waiting = [one for one in self._watched.values() if id(one) not in begun and one.schedule.job.owner not in full]
         every = [(*due, one) for one in waiting if (due := one.schedule.due()) is not None]
         looks = [look for look in every if look[0] > now or self._leads(look[2])]
         if not looks:
             return None
 
-        def order(look: tuple[float, Look, _Watched]) -> tuple[bool, bool, bool, bool, float]:
-            """Of those that are due the slow ones come last, reviews after stalls, and first looks before others."""
+        def order(look: tuple[float, Look, _Watched]) -> tuple[bool, bool, int, bool, bool, float]:
+            """Of the looks that are due, reviews come after stalls, then it is the turn of owners, then slow jobs come
+            last, and first looks before others."""
             at, what, one = look
-            is_due = at <= now
-            again = one.schedule.looked_at
-            return not is_due, is_due and one.schedule.slow, is_due and what.why == "review", is_due and again, at
+            if at > now:
+                return True, False, 0, False, False, at
+            schedule = one.schedule
+            return (
+                False,
+                what.why == "review",
+                self._turns.of(schedule.job.owner),
+                schedule.slow,
+                schedule.looked_at,
+                at,
+            )
 
         at, look, one = min(looks, key=order)
         return at, one, look
 
     def _begin_look(self, one: _Watched, look: Look) -> None:
         began = self._clocks.mono()
+        self._turns.took(one.schedule.job.owner)
         job, findings = one.schedule.job, one.findings
         deep = look.deep or findings.needs_deep or findings.doubtful
         notes, may_compare = one.schedule.notes_standing(look), one.schedule.may_compare(look, began)

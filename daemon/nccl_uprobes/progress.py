@@ -19,6 +19,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.arrow_to_numpy import integers
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
+from probing.daemon.fairness import crowding
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.records.entities import Entity
 from probing.daemon.nccl_uprobes.records.names import OPS
@@ -68,6 +69,10 @@ class _Process:
     @property
     def trains(self) -> bool:
         return self.who is not None and self.who.role == _TRAINER
+
+    @property
+    def owner(self) -> int | None:
+        return self.who.owner if self.who is not None else None
 
     @property
     def longest_gap(self) -> int | None:
@@ -153,9 +158,11 @@ class JobProgress(Source):
         return process
 
     def _make_room(self) -> None:
-        """Drops the oldest process that has ended or is no trainer; only if there is none, the oldest of all."""
-        useless = (key for key, process in self._processes.items() if process.ended_ns or not process.trains)
-        del self._processes[next(useless, next(iter(self._processes)))]
+        """Drops a process of the owner with most: the oldest that has ended or is no trainer, else the oldest."""
+        owner = crowding(process.owner for process in self._processes.values())
+        keys = [key for key, process in self._processes.items() if process.owner == owner]
+        useless = (key for key in keys if self._processes[key].ended_ns or not self._processes[key].trains)
+        del self._processes[next(useless, keys[0])]
 
     def _drop_old(self, now: int) -> None:
         old = [key for key, process in self._processes.items() if (process.ended_ns or now) < now - _KEPT_NS]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from probing.daemon.fairness import in_turn
 from probing.daemon.processes.containers import container_of
 from probing.daemon.processes.environment import ALLOWED_NAMES
 from probing.daemon.processes.facts import Facts
@@ -74,7 +75,9 @@ class Registry:
         return key in self._facts and not self._gone(key)
 
     def live(self) -> list[Process]:
-        return [process for process in self._watched.values() if not process.ended]
+        """Returns the live processes, one of each owner in turn: who reads the first of them is fair."""
+        live = [process for process in self._watched.values() if not process.ended]
+        return in_turn(live, lambda process: process.identity.owner)
 
     def shown(self) -> list[Process]:
         """All live processes, and dead trainers whose run has a live one."""

@@ -29,6 +29,7 @@ import pyarrow as pa
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.context import Context
+from probing.daemon.fairness import crowding
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.records.operations import Operations
 from probing.daemon.nccl_uprobes.steps import optimizer_probes
@@ -77,6 +78,7 @@ class _Process:
     alone: bool = False
     # The end of the last step that was reported.
     reported: int = 0
+    owner: int | None = None
 
 
 class _Row(TypedDict, total=False):
@@ -217,14 +219,20 @@ class Steps(Source):
         if process is None:
             job = self._job(key if who is None else (who.job, who.run))
             process = self._processes[key] = _Process(StepDetector(job.turn), job, who is not None)
+            process.owner = who.owner if who is not None else None
             if len(self._processes) > _MAX_PROCESSES:
-                self._processes.popitem(last=False)
+                self._make_room()
         elif who is not None and not process.identified:
-            process.job, process.identified = self._job((who.job, who.run)), True
+            process.job, process.identified, process.owner = self._job((who.job, who.run)), True, who.owner
             process.clock.turn = process.job.turn
             process.number = None
         self._processes.move_to_end(key)
         return process
+
+    def _make_room(self) -> None:
+        """Drops the process of the owner with most whose steps were looked at least lately."""
+        owner = crowding(process.owner for process in self._processes.values())
+        del self._processes[next(key for key, process in self._processes.items() if process.owner == owner)]
 
     def _job(self, key: Any) -> JobSteps:
         job = self._jobs.setdefault(key, JobSteps())

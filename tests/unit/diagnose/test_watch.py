@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -366,6 +367,45 @@ def test_jobs_that_ended_and_single_processes_make_room_for_others() -> None:
     assert {row["job"] for row in scene.run(200).rows} == {job.name for job in late}
 
 
+@pytest.mark.parametrize("finds", [lambda _now, _deep: (), hangs(30)])
+def test_a_user_with_many_jobs_keeps_no_job_of_another_from_the_watch(
+    finds: Callable[[float, bool], Sequence[Finding]],
+) -> None:
+    many = [Job(f"s{n:03}", begins=10, stops=30, finds=finds, owner=65534) for n in range(97)]
+    victim = Job("victim", begins=50, stops=60, finds=hangs(60), owner=1000)
+    scene = Scene(*many, victim).run(100)
+    opened = [at for row, (_, _, at) in zip(scene.rows, scene.states(), strict=True) if row["job"] == "victim"]
+    # In time: three looks of 1.2 s each may have begun before.
+    assert opened
+    assert 70 <= opened[0] <= 77
+    assert "victim" in [row["job"] for row in scene.hooked]
+    # What is left out is reported by owner.
+    assert "34 jobs are not watched, 34 of uid 65534" in scene.watch.state().reason
+
+
+def test_the_watch_is_shared_by_the_owners_who_want_it() -> None:
+    owners = {1000: 50, 1001: 50, 1002: 5}
+    jobs = [Job(f"{owner}-{n}", begins=10 + n, owner=owner) for owner, count in owners.items() for n in range(count)]
+    scene = Scene(*jobs).run(70)
+    watched = Counter(job.owner for job in jobs if scene.watch.watches(job.name, job.run))
+    assert watched[1002] == 5
+    assert sorted((watched[1000], watched[1001])) == [29, 30]
+    # Who has a fair share keeps it: a job is not dropped for one that would be dropped next.
+    before = {job.name for job in jobs if scene.watch.watches(job.name, job.run)}
+    scene.run(90)
+    assert before == {job.name for job in jobs if scene.watch.watches(job.name, job.run)}
+
+
+def test_a_job_with_a_finding_is_the_last_to_be_dropped() -> None:
+    hung = Job("hung", begins=10, stops=20, finds=hangs(20), owner=65534)
+    late = [Job(f"s{n:03}", begins=40, owner=65534) for n in range(63)]
+    others = [Job(f"v{n}", begins=60, owner=1000) for n in range(20)]
+    scene = Scene(*late, *others, hung).run(80)
+    assert [row["state"] for row in scene.rows if row["job"] == "hung"] == ["open"]
+    assert scene.watch.watches("hung", "r")
+    assert all(scene.watch.watches(job.name, "r") for job in others)
+
+
 def test_a_collector_that_is_replaced_closes_no_finding() -> None:
     scene = Scene(Job(begins=10, stops=30, gap=2.0, finds=hangs(30))).run(60)
     jobs, scene.jobs = scene.jobs, []
@@ -507,6 +547,16 @@ def test_three_jobs_are_looked_at_at_a_time() -> None:
     outcome.set_result(facts)
     scene.run(81)
     assert "a" not in {row["job"] for row in scene.rows}
+
+
+def test_looks_that_do_not_end_leave_a_place_for_another_owner() -> None:
+    many = [Job(f"s{n}", begins=10, stops=20, finds=hangs(20), owner=65534) for n in range(5)]
+    victim = Job("victim", begins=10, stops=40, finds=hangs(40), owner=1000)
+    scene = _Beside(*many, victim).run(60)
+    assert len(scene.begun) == 3
+    scene.end(2)
+    scene.run(62)
+    assert [row["job"] for row in scene.rows] == ["victim"]
 
 
 def test_a_new_stall_is_looked_at_before_others_again() -> None:

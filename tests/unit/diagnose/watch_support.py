@@ -70,6 +70,7 @@ class Job:
     seen_from: float = 0.0
     """Operations before are not in ``comm.progress``, as when the daemon starts then."""
     clock_set: Callable[[float], float] = lambda _: 0.0
+    owner: int = 0
     stored: bool = True
     """Whether the store has them, as after a restart of the daemon."""
 
@@ -99,6 +100,7 @@ class Job:
                 "pid": 100 + rank,
                 "rank": rank,
                 "world_size": self.ranks,
+                "owner": self.owner,
                 "comm": None if newest is None else "c",
                 "calls": self._calls(newest),
                 "last_call": None if newest is None else _utc(newest) + self.shake(now),
