@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.api.errors import NotFound, UsageError
+from probing.api.jobs import names_owner
 from probing.client.render.text import escape
 from probing.client.settings import Settings
 
@@ -22,7 +22,6 @@ _MaybeText = TypeVar("_MaybeText", str, str | None)
 # Jobs that run now, then jobs that ever ran here.
 _JOB_TABLES = ("process.processes", "process.events", "comm.communicators")
 _MOST_CANDIDATES = 8
-_OF_ANOTHER = re.compile(r" \(uid [0-9]+\)$")
 # Clocks further apart are worth a line: one of them is not set.
 _CLOCK_NS = 1_000_000_000
 
@@ -115,7 +114,7 @@ def job_named(cluster: Cluster, text: _MaybeText) -> _MaybeText:
         if text in jobs:
             return text
         # Another user's job of a name is not meant by the name alone.
-        jobs = [job for job in jobs if not _OF_ANOTHER.search(job)] or jobs
+        jobs = [job for job in jobs if not names_owner(job)] or jobs
         if len(jobs) == 1:
             return jobs[0]
         if jobs:

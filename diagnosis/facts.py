@@ -393,7 +393,8 @@ class Facts:
     """The facts of one run of a job. ``stall_s``: W, the time without progress after which a job counts as stalled.
 
     ``usual_gap_ns``: the longest usual time between two operations of a rank; None if not known. ``step_history``: end
-    and duration, on the slowest rank, of each past step of the job.
+    and duration, on the slowest rank, of each past step of the job. ``owner``: the uid of the user whose job it is, on
+    the node; None where a peer's version does not say.
     """
 
     job: str
@@ -408,4 +409,5 @@ class Facts:
     missing: tuple[Missing, ...] = ()
     usual_gap_ns: int | None = None
     step_history: tuple[tuple[int, int], ...] = ()
+    owner: int | None = None
     version: int = VERSION

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from probing.api.jobs import names_owner, with_owner
 from probing.diagnosis.facts import Communicator, Facts, Member, Missing, NodeFacts, Process, Rank
+from probing.diagnosis.ranks import companions
 
 __all__ = ("merge", "merge_runs")
 
@@ -16,21 +19,39 @@ _T = TypeVar("_T", bound=int)
 def merge_runs(found: Iterable[Facts], silent: Mapping[str, str] | None = None) -> list[Facts]:
     """Returns the merged facts of each run, sorted by job and run.
 
-    ``silent``: the nodes that did not answer, and why; each is added to ``missing`` of every run.
+    Facts of other owners are those of other jobs: the owner with most ranks keeps the name. ``silent``: the nodes that
+    did not answer, and why; each is added to ``missing`` of every run.
     """
     runs: dict[tuple[str, str], list[Facts]] = {}
-    for facts in found:
+    for facts in _by_owner(found):
         runs.setdefault((facts.job, facts.run), []).append(facts)
     return [merge(runs[key], silent) for key in sorted(runs)]
+
+
+def _by_owner(found: Iterable[Facts]) -> Iterator[Facts]:
+    """Yields the facts, with the owner in the name of a job of which another owner has more ranks."""
+    parts = list(found)
+    ranks: dict[str, Counter[int]] = defaultdict(Counter)
+    for facts in parts:
+        if facts.owner is not None:
+            ranks[facts.job][facts.owner] += len(facts.ranks)
+    for facts in parts:
+        owners = ranks[facts.job]
+        most = max(owners, key=lambda owner: (owners[owner], -owner), default=None)
+        if facts.owner not in (None, most) and not names_owner(facts.job):
+            facts = replace(facts, job=with_owner(facts.job, facts.owner or 0))
+        yield facts
 
 
 def merge(found: Sequence[Facts], silent: Mapping[str, str] | None = None) -> Facts:
     """Returns the facts of one run, merged from one or more parts. ``silent``: as in ``merge_runs``.
 
-    If several processes claim a rank, the newest one counts, and ``missing`` says so. Raises ValueError for facts of
-    several runs.
+    If several processes claim a rank, the one that lives and shares communicators with more other ranks counts, then
+    the newest one, and ``missing`` says so. Raises ValueError for facts of several runs or owners.
     """
     first = found[0]
+    if len({facts.owner for facts in found} - {None}) > 1:
+        raise ValueError("facts of several owners")
     if any((facts.job, facts.run) != (first.job, first.run) for facts in found):
         raise ValueError("facts of several runs")
     ranks, notes = _ranks([rank for facts in found for rank in facts.ranks])
@@ -50,6 +71,7 @@ def merge(found: Sequence[Facts], silent: Mapping[str, str] | None = None) -> Fa
         processes=_processes(process for facts in found for process in facts.processes),
         missing=tuple(dict.fromkeys([*missing, *unanswered, *notes, *more])),
         usual_gap_ns=_highest(facts.usual_gap_ns for facts in found),
+        owner=_highest(facts.owner for facts in found),
         # All nodes record the same steps; the longest history has most of them.
         step_history=max((facts.step_history for facts in found), key=len),
     )
@@ -72,23 +94,39 @@ def _processes(processes: Iterable[Process]) -> tuple[Process, ...]:
 
 
 def _ranks(ranks: Iterable[Rank]) -> tuple[tuple[Rank, ...], list[Missing]]:
-    chosen: dict[int, Rank] = {}
-    notes = []
+    claims: dict[int, list[Rank]] = defaultdict(list)
     for rank in ranks:
-        known = chosen.setdefault(rank.rank, rank)
-        if known is rank:
-            continue
-        older, newer = sorted((known, rank), key=_age)
-        chosen[rank.rank] = newer
-        if _process(older) != _process(newer):
-            text = f"rank {rank.rank} is claimed by {_name(older)} and {_name(newer)}; the newer process counts"
-            notes.append(Missing("rank", text, rank.rank, newer.node))
-    return tuple(chosen[number] for number in sorted(chosen)), notes
+        claims[rank.rank].append(rank)
+    every = [rank for claiming in claims.values() for rank in claiming]
+    shared: dict[int, int] = {}
+    if len(claims) < len(every):
+        counts = companions([(rank.rank, _comms(rank)) for rank in every])
+        shared = {id(rank): count for rank, count in zip(every, counts, strict=True)}
+    chosen, notes = [], []
+    for number, claiming in sorted(claims.items()):
+        *rest, best = sorted(claiming, key=lambda rank: (rank.exit is None, shared.get(id(rank), 0), *_age(rank)))
+        chosen.append(best)
+        for other in (other for other in rest if _process(other) != _process(best)):
+            text = f"rank {number} is claimed by {_name(other)} and {_name(best)}; {_why(best, other, shared)}"
+            notes.append(Missing("rank", text, number, best.node))
+    return tuple(chosen), notes
 
 
-def _age(rank: Rank) -> tuple[bool, int, int, bool]:
+def _why(best: Rank, other: Rank, shared: Mapping[int, int]) -> str:
+    if (best.exit is None) == (other.exit is None) and shared[id(best)] > shared[id(other)]:
+        count = shared[id(best)]
+        return f"the latter counts, which shares communicators with {count} other rank{'s' if count > 1 else ''}"
+    return "the newer process counts" if _age(best) > _age(other) else "the process that lives counts"
+
+
+def _comms(rank: Rank) -> set[str]:
+    operations = {operation.comm for operation in (*rank.open, *rank.done)}
+    return operations | {progress.comm for progress in rank.progress}
+
+
+def _age(rank: Rank) -> tuple[int, int, bool]:
     # ``start_ns`` counts from the boot of a node, so it orders the processes of one node only.
-    return rank.exit is None, rank.started_ns or 0, rank.start_ns, bool(rank.threads)
+    return rank.started_ns or 0, rank.start_ns, bool(rank.threads)
 
 
 def _process(rank: Rank) -> tuple[str, int, int]:

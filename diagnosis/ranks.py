@@ -1,13 +1,14 @@
-"""Checks how the ranks of a job are numbered and placed, and numbers workers as the launcher does."""
+"""Checks how the ranks of a job are numbered, placed and claimed, and numbers workers as the launcher does."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ("DEFAULT_PORT", "Placed", "Violation", "Worker", "check_ranks", "check_workers", "launched")
+__all__ = ("DEFAULT_PORT", "Placed", "Violation", "Worker", "check_ranks", "check_workers", "companions", "launched")
 
 DEFAULT_PORT = 29500
 _MOST_NAMED = 16
@@ -57,6 +58,19 @@ class Worker:
     master_addr: str
     master_port: int = DEFAULT_PORT
     backend: str = "nccl"
+
+
+def companions(processes: Sequence[tuple[int | None, Collection[Hashable]]]) -> list[int]:
+    """Returns, for each process, the number of other ranks with which it shares something.
+
+    ``processes``: the rank that each has, and what it could share: communicators, its parent, its container. Of two
+    processes with one rank the one with more companions is the rank.
+    """
+    ranks: dict[Hashable, set[int | None]] = defaultdict(set)
+    for rank, ties in processes:
+        for tie in ties:
+            ranks[tie].add(rank)
+    return [len(set().union(*(ranks[tie] for tie in ties)) - {rank, None}) for rank, ties in processes]
 
 
 def check_ranks(members: Sequence[Placed], *, whole: bool = True) -> list[Violation]:

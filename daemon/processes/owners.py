@@ -9,12 +9,12 @@ from __future__ import annotations
 import array
 import fcntl
 import os
-import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from probing.api.jobs import names_owner, with_owner
 from probing.daemon.processes.containers import container_of
 from probing.daemon.processes.identity import Job
 
@@ -26,7 +26,6 @@ MAX_NAMES = 4096
 _NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
 # User namespaces nest 32 deep (kernel/user_namespace.c).
 _MAX_DEPTH = 33
-_NAMED = re.compile(r" \(uid [0-9]{1,10}\)$")
 
 
 def owner_of(open_file: Callable[[str], int], uid: int, cgroup: Iterable[str]) -> int:
@@ -111,16 +110,16 @@ class JobNames:
             self._proving.add(job.source)
         holder = self._holders.get(job.name)
         if holder is None or (job.proven and not holder.proven):
-            if _NAMED.search(job.name) or (job.source in self._proving and not job.proven):
-                return _named(job.name, owner)
+            if names_owner(job.name) or (job.source in self._proving and not job.proven):
+                return with_owner(job.name, owner)
             self._hold(job.name, _Holder(owner, job.proven))
         elif holder.owner != owner:
-            return _named(job.name, owner)
+            return with_owner(job.name, owner)
         return job.name
 
     def restore(self, name: str, owner: int) -> None:
         """Gives a name to the owner that it had when an earlier daemon stored it."""
-        if not _NAMED.search(name) and name not in self._holders:
+        if not names_owner(name) and name not in self._holders:
             self._hold(name, _Holder(owner, proven=False))
 
     def _hold(self, name: str, holder: _Holder) -> None:
@@ -134,7 +133,3 @@ class JobNames:
             self._names_of[most] -= 1
         self._holders[name] = holder
         self._names_of[holder.owner] += 1
-
-
-def _named(name: str, owner: int) -> str:
-    return f"{name} (uid {owner})"

@@ -112,6 +112,7 @@ def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) 
         tuple(dict.fromkeys([*gathered.missing, *who.missing, *losses.missing(mine.values()), *unreached, *cut])),
         max(gaps, default=None),
         tuple((row["ended_ns"], row["duration_ns"]) for row in history if row["run"] == run),
+        owner=next((one.owner for one in mine.values() if one.owner is not None), None),
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from probing.daemon.diagnose.gather.tables import Row
 from probing.diagnosis.facts import Exit, Missing
+from probing.diagnosis.ranks import companions
 
 __all__ = ("JobProcess", "Key", "Ranked", "known_processes", "ranked", "with_events")
 
@@ -26,7 +28,8 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:
-    """A process of a job. Times are UTC. ``last_ns``: of its last event; None where no event is known."""
+    """A process of a job. Times are UTC. ``last_ns``: of its last event; None where no event is known.
+    ``owner``: the uid of the user whose job it is."""
 
     key: Key
     run: str
@@ -36,6 +39,8 @@ class JobProcess:
     node_rank: int | None = None
     world_size: int | None = None
     ppid: int | None = None
+    container: str | None = None
+    owner: int | None = None
     state: str | None = None
     started_ns: int | None = None
     exit: Exit | None = None
@@ -72,6 +77,8 @@ def known_processes(rows: Iterable[Row], job: str, now_ns: int) -> dict[Key, Job
                 row["node_rank"],
                 row["world_size"],
                 row["ppid"],
+                row["container"],
+                row["owner"],
                 row["state"],
                 started_ns=None if ended else booted_ns + row["start_ns"],
             )
@@ -113,28 +120,53 @@ def ranked(processes: Iterable[JobProcess], places: Iterable[Row]) -> Ranked:
     """Returns which process is which rank. ``places``: rows with the comm_rank and comm_size of processes.
 
     A trainer without a known rank has that of its largest communicator. Of two processes with one rank a living one
-    goes before one that ended, and then the newer one.
+    goes before one that ended, then the one that shares communicators, parent or container with more other ranks, and
+    then the newer one. Both are kept while they live.
     """
-    widest = _widest(places)
-    ranks: dict[int, JobProcess] = {}
-    others: list[JobProcess] = []
-    missing = []
-    for one in sorted(processes, key=_order):
-        who = _placed(one, widest) if one.role == "trainer" else one
-        if who.role != "trainer" or who.rank is None:
-            others.append(who)
-            continue
-        before = ranks.get(who.rank)
-        ranks[who.rank] = who
-        if before is not None and before.alive:
-            pids = f"pids {before.key.pid} and {who.key.pid}"
-            missing.append(Missing("rank", f"{pids} both claim rank {who.rank}; the newer one counts", who.rank))
-            others.append(before)
-    return Ranked(dict(sorted(ranks.items())), others, missing)
+    rows = list(places)
+    widest = _widest(rows)
+    placed = [_placed(one, widest) if one.role == "trainer" else one for one in processes]
+    trainers = [one for one in placed if one.role == "trainer" and one.rank is not None]
+    others = [one for one in placed if one.role != "trainer" or one.rank is None]
+    claims: dict[int, list[JobProcess]] = defaultdict(list)
+    for one in trainers:
+        claims[one.rank or 0].append(one)
+    contested = len(claims) < len(trainers)
+    shared = _companions(trainers, rows) if contested else {}
+    ranks, missing = {}, []
+    for rank, claiming in sorted(claims.items()):
+        *rest, best = sorted(claiming, key=lambda one: (one.alive, shared.get(one.key, 0), *_age(one)))
+        ranks[rank] = best
+        for one in (one for one in rest if one.alive):
+            others.append(one)
+            missing.append(Missing("rank", _contested(best, one, shared), rank))
+    return Ranked(ranks, others, missing)
 
 
-def _order(one: JobProcess) -> tuple[bool, int, int]:
-    return one.alive, one.started_ns or 0, one.key.start_ns
+def _contested(best: JobProcess, other: JobProcess, shared: Mapping[Key, int]) -> str:
+    """Returns why ``best`` is the rank that ``other`` claims as well."""
+    older, newer = sorted((best, other), key=_age)
+    claim = f"pids {older.key.pid} and {newer.key.pid} both claim rank {best.rank}"
+    if shared[best.key] > shared[other.key]:
+        count = shared[best.key]
+        ranks = f"{count} other rank{'s' if count > 1 else ''}"
+        return f"{claim}; pid {best.key.pid} counts, which shares communicators, parent or container with {ranks}"
+    return f"{claim}; the newer one counts"
+
+
+def _companions(trainers: Sequence[JobProcess], rows: Sequence[Row]) -> dict[Key, int]:
+    ties: dict[Key, set[Hashable]] = {one.key: {("parent", one.ppid), ("box", one.container)} for one in trainers}
+    for row in rows:
+        if row["comm"] is not None and Key.of(row) in ties:
+            ties[Key.of(row)].add(("comm", row["comm"]))
+    for own in ties.values():
+        # What says nothing: an unknown parent, the first process, the host.
+        own -= {("parent", None), ("parent", 1), ("box", None)}
+    return dict(zip(ties, companions([(one.rank, ties[one.key]) for one in trainers]), strict=True))
+
+
+def _age(one: JobProcess) -> tuple[int, int]:
+    return one.started_ns or 0, one.key.start_ns
 
 
 def _widest(rows: Iterable[Row]) -> dict[Key, tuple[int, int]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from probing.diagnosis.facts import Communicator, Exit, Facts, Member, Missing, NodeFacts, Process, Rank
+from probing.diagnosis.facts import Communicator, Exit, Facts, Member, Missing, NodeFacts, Process, Progress, Rank
 from probing.diagnosis.merge import merge, merge_runs
 
 
@@ -93,3 +93,35 @@ def test_runs_are_not_mixed() -> None:
     assert [facts.run for facts in merge_runs([other, _facts("a", 0), _facts("b", 1)])] == ["0-a", "1-a"]
     with pytest.raises(ValueError, match="several runs"):
         merge([other, _facts("a", 0)])
+
+
+def test_facts_of_another_owner_are_those_of_another_job() -> None:
+    honest = [replace(_facts("a", 0, 1), owner=1000), replace(_facts("b", 2, 3), owner=1000)]
+    stranger = replace(_facts("c", 0), owner=65534)
+    # A node of the version before says no owner.
+    older = _facts("d", 4)
+    for parts in ([*honest, stranger, older], [stranger, older, *honest]):
+        first, second = merge_runs(parts)
+        assert (first.job, [rank.rank for rank in first.ranks], first.owner) == ("job", [0, 1, 2, 3, 4], 1000)
+        assert (second.job, [rank.node for rank in second.ranks]) == ("job (uid 65534)", ["c"])
+        assert first.missing == second.missing == ()
+    with pytest.raises(ValueError, match="several owners"):
+        merge([*honest, stranger])
+
+
+def test_of_two_processes_with_one_rank_the_one_that_shares_communicators_counts() -> None:
+    """Who claims a rank later does not replace it."""
+    honest = _facts("a", 0, 1, 2)
+    working = tuple(
+        replace(rank, progress=(Progress("c0", 7, "all_reduce", 7, 5),), started_ns=5) for rank in honest.ranks
+    )
+    alone = replace(_facts("b", 1).ranks[0], progress=(Progress("mine", 9, "all_reduce", 9, 9),), started_ns=9)
+    parts = [replace(honest, ranks=working), replace(_facts("b", 1), ranks=(alone,))]
+    for ordered in (parts, parts[::-1]):
+        found = merge(ordered)
+        assert [rank.node for rank in found.ranks] == ["a", "a", "a"]
+        [note] = found.missing
+        assert note.text == (
+            "rank 1 is claimed by pid 101 on node b and pid 101 on node a; the latter counts, which shares"
+            " communicators with 2 other ranks"
+        )
