@@ -203,6 +203,40 @@ def ras(library: str, port: str) -> None:
     os._exit(0)
 
 
+def claim(port: str, rank: str, exits: str) -> None:
+    """Claims a rank of somebody's job; ``exits``: the code with which it ends, or empty."""
+    os.environ |= {"RANK": rank, "WORLD_SIZE": "3", "MASTER_PORT": port}
+    if exits:
+        print("open", flush=True)
+        # The daemon has to see that it was there.
+        sys.stdin.readline()
+        sys.exit(int(exits))
+    hold()
+
+
+def pair(port: str, folder: str, rank: str) -> None:
+    """A rank of two that make collectives of their own, in the name of somebody's job."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ |= {"RANK": rank, "WORLD_SIZE": "3", "MASTER_PORT": port}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=2)
+    ones = torch.ones(7)
+    for _ in until_input():
+        dist.all_reduce(ones)
+        time.sleep(0.05)
+
+
+def many(count: str) -> None:
+    """Processes that each claim to be a rank of a job of two."""
+    claimed = [{"TORCHELASTIC_RUN_ID": f"s{number:03}", "WORLD_SIZE": "2"} for number in range(int(count))]
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+    processes = [subprocess.Popen(sleeps, env={**os.environ, **env}) for env in claimed]
+    hold()
+    for process in processes:
+        process.kill()
+
+
 def _send(server: socket.socket) -> None:
     client, _ = server.accept()
     with client, suppress(OSError):
@@ -227,7 +261,24 @@ def lock(path: str) -> None:
 
 ATTACKS = {
     function.__name__: function
-    for function in (tiny, names, elf, dump, mappings, calls, threads, forks, stopped, place, dwarf, ras, lock)
+    for function in (
+        tiny,
+        names,
+        elf,
+        dump,
+        mappings,
+        calls,
+        threads,
+        forks,
+        stopped,
+        place,
+        dwarf,
+        ras,
+        lock,
+        claim,
+        pair,
+        many,
+    )
 }
 
 if __name__ == "__main__":
