@@ -34,6 +34,7 @@ __all__ = ("Gathered", "facts_of_run")
 _MAX_HELPERS = 64
 _MAX_STEPS = 64
 _MAX_ENDPOINTS = 128
+_FIRST = {"listens": 0, "closed": 1}
 _MAX_PROCESSES = 1024
 _ENV = frozenset(
     (
@@ -184,9 +185,12 @@ def _rank(gathered: Gathered, number: int, one: JobProcess, operations: Operatio
 
 
 def _endpoints(rows: Sequence[Row]) -> dict[Key, tuple[Endpoint, ...]]:
-    """Returns the endpoints of each process, the addresses on which it listens first."""
+    """Returns the endpoints of each process: the addresses on which it listens, those that it closed, then others.
+
+    Of many the last ones are left out: errors name sockets that are closed.
+    """
     found: dict[Key, dict[tuple[str, int], Endpoint]] = defaultdict(dict)
-    for row in sorted(rows, key=lambda row: row["state"] != "listens"):
+    for row in sorted(rows, key=lambda row: _FIRST.get(row["state"], len(_FIRST))):
         place = row["local_address"], row["local_port"]
         known = found[Key.of(row)].get(place)
         # A port may have been used before, and some of the connections to it may be open.

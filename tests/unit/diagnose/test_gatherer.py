@@ -77,6 +77,17 @@ def gatherer(node: Node) -> Gatherer:
     return Gatherer("n", Nothing(), node, stall_s=10.0, now_ns=lambda: NOW)
 
 
+def test_of_many_sockets_those_that_were_closed_are_kept() -> None:
+    """An error of a peer names them."""
+    node = Node(1.0)
+    (first, *_) = node.rows["net.sockets"]
+    opened = [{**first, "state": "open", "local_port": 1000 + number} for number in range(197)]
+    node.rows["net.sockets"] = [*opened, {**first, "state": "closed", "local_port": 23}]
+    [facts] = gatherer(node).facts("j", timeout=20.0)
+    ends = facts.ranks[0].endpoints
+    assert (ends[0].text, ends[0].closed, len(ends)) == ("10.0.0.1:23", True, 128)
+
+
 def test_a_job_has_its_live_rows_and_conditions() -> None:
     [facts] = gatherer(Node(1.0)).facts("j", timeout=20.0)
     assert (facts.job, facts.run, facts.world_size, facts.stall_s) == ("j", "r", 1, 10.0)
@@ -88,8 +99,8 @@ def test_a_job_has_its_live_rows_and_conditions() -> None:
     # A port that is in use again is not closed.
     assert [(end.text, end.closed) for end in rank.endpoints] == [
         ("10.0.0.1:9", False),
-        ("10.0.0.1:7", False),
         ("10.0.0.1:8", True),
+        ("10.0.0.1:7", False),
     ]
     # Both readings failed, and the failure is named once.
     assert [one.text for one in facts.missing] == [
