@@ -122,6 +122,13 @@ class JobNames:
         if not names_owner(name) and name not in self._holders:
             self._hold(name, _Holder(owner, proven=False))
 
+    def release(self, name: str, owner: int) -> None:
+        """Takes a name away from an owner whom its only process no longer belongs to."""
+        holder = self._holders.get(name)
+        if holder is not None and holder.owner == owner:
+            del self._holders[name]
+            self._names_of[owner] -= 1
+
     def _hold(self, name: str, holder: _Holder) -> None:
         if (before := self._holders.pop(name, None)) is not None:
             self._names_of[before.owner] -= 1

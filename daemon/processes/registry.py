@@ -120,7 +120,19 @@ class Registry:
             return replace(facts, ancestors=before.ancestors or facts.ancestors) if before is not None else facts
         if before is None:
             before = self._from_earlier_daemon(facts)
+        elif before.owner != facts.owner:
+            self._owner_changed(facts.key, before.owner)
         return facts.after(before) if before is not None else facts
+
+    def _owner_changed(self, key: ProcessKey, before: int) -> None:
+        """Gives the name of the job away that a process had before it gave up root's rights, unless others have it."""
+        self._runs.ended(key)
+        process = self._watched.get(key)
+        if process is None:
+            return
+        others = (other.identity for other in self.live() if other.key != key and other.identity.role == "trainer")
+        if not any(who.owner == before and who.job == process.identity.job for who in others):
+            self._names.release(process.identity.job, before)
 
     def _from_earlier_daemon(self, facts: Facts) -> Facts | None:
         restored = self._restored.get(facts.key, {})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from attack_scene import MEMBER, STRANGER, as_user, attacker, under_way
 from diagnosis_corpus import Case, await_fault, await_steps, check, observe, watching
 from diagnosis_faults import HANGS
 from diagnosis_jobs import Ranks, folder_of_job
-from e2e_support import Daemon, remove
+from e2e_support import BIN, EXAMPLE, Daemon, kill_family, remove, start_process
+from ports import free_port
 from waiting import until
 
 CASE = next(case for case in HANGS if case.name == "lock")
@@ -118,3 +121,20 @@ def test_many_jobs_of_a_stranger_leave_room_for_others(daemon: Daemon, make_rank
     with under_way("many", str(MANY)):
         until(lambda: len(jobs(daemon, f"owner = {STRANGER}")) >= MANY, what=lambda: jobs(daemon, "true"))
         named(daemon, make_ranks())
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_roots_launcher_starts_as_a_user_are_the_users(daemon: Daemon) -> None:
+    port = free_port()
+    rank = [*as_user(MEMBER), sys.executable, str(EXAMPLE), "--steps", "1000000", "--delay-ms", "20"]
+    launch = [str(BIN / "torchrun"), "--nproc-per-node", "3", "--master-port", str(port), "--no-python", *rank]
+    launcher = start_process(*launch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        job = f"{daemon.name}/127.0.0.1:{port}"
+        until(lambda: jobs(daemon, f"owner = {MEMBER}") == {job: 3}, what=lambda: jobs(daemon, "true"))
+        rows = daemon.rows(f"SELECT DISTINCT run, owner FROM process.processes WHERE job = '{job}'")
+        assert [row["owner"] for row in rows] == [MEMBER]
+        (of_launcher,) = daemon.rows(f"SELECT job, role FROM process.processes WHERE pid = {launcher.pid}")
+        assert (of_launcher["job"], of_launcher["role"]) == (job, "launcher")
+    finally:
+        kill_family(launcher)

@@ -236,3 +236,68 @@ def test_a_python_that_does_not_train(make: Callable[[], Watch]) -> None:
             assert watch.trainers(job.pid)
         assert watch.discovery.identity(p.pid, start_ns_of(p.pid)) is None
         assert watch.below(p.pid) == []
+
+
+ALICE, BOB = 60021, 60022
+NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="starts processes of other users")
+
+
+def bare_rank(user: int, rank: int, port: int, group: Path | None = None, **environ: str) -> ExitStack:
+    """A rank that a user starts without a launcher, as ssh does: in a session of its own."""
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    def enter() -> None:
+        os.setsid()
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+        os.setresuid(user, user, user)
+
+    command = [sys.executable, EXAMPLE, *LONG]
+    stack = ExitStack()
+    stack.enter_context(started(command, env={**environment, "RANK": str(rank), **environ}, preexec_fn=enter))
+    return stack
+
+
+@NEEDS_ROOT
+def test_ranks_that_one_user_starts_apart_are_one_job_and_another_users_is_another(make: Callable[..., Watch]) -> None:
+    watch, port = make(), free_port()
+    with bare_rank(ALICE, 0, port), bare_rank(ALICE, 1, port):
+
+        def of(owner: int) -> list[Identity]:
+            return [w for w in watch.discovery.live() if w.owner == owner and w.role == "trainer"]
+
+        honest = until(lambda: len(of(ALICE)) == 2 and of(ALICE))
+        assert {(w.job, w.rank) for w in honest} == {(f"n1/127.0.0.1:{port}", 0), (f"n1/127.0.0.1:{port}", 1)}
+        assert len({w.run for w in honest}) == 1
+        with bare_rank(BOB, 1, port):
+            (claimed,) = until(lambda: of(BOB))
+            assert (claimed.job, claimed.rank) == (f"n1/127.0.0.1:{port} (uid {BOB})", 1)
+            assert of(ALICE) == honest
+
+
+@NEEDS_ROOT
+@pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").is_dir(), reason="needs control groups of the first version")
+def test_slurms_jobs_of_two_users_on_one_node(make: Callable[..., Watch]) -> None:
+    """The second user's processes say that they are of the first one's job."""
+    watch = make()
+    root = Path("/sys/fs/cgroup/cpu/slurm")
+    groups = [root / f"uid_{user}" / f"job_{number}" for user, number in ((ALICE, 4711), (BOB, 4712))]
+    with ExitStack() as stack:
+        for group in [root, *(group.parent for group in groups), *groups]:
+            group.mkdir()
+            stack.callback(
+                lambda group=group: until(lambda: not (group / "cgroup.procs").read_text()) and group.rmdir()
+            )
+        claims = {"SLURM_JOB_ID": "4711", "WORLD_SIZE": "1"}
+        second, first = (
+            bare_rank(user, 0, free_port(), group, **claims)
+            for user, group in zip((BOB, ALICE), groups[::-1], strict=True)
+        )
+        with second, first:
+
+            def names() -> dict[int, str]:
+                return {
+                    w.owner: w.job for w in watch.discovery.live() if w.role == "trainer" and w.owner in (ALICE, BOB)
+                }
+
+            until(lambda: names() == {ALICE: "4711", BOB: "4712"}, what=names)

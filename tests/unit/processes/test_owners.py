@@ -24,8 +24,8 @@ class Node:
         self.registry = Registry("n1", "boot")
         self.pids = iter(range(100, 10_000))
 
-    def rank(self, rank: int, owner: int, *, cgroup: str = "/", **environ: str) -> Process:
-        pid = next(self.pids)
+    def rank(self, rank: int, owner: int, *, pid: int = 0, cgroup: str = "/", **environ: str) -> Process:
+        pid = pid or next(self.pids)
         given = {"RANK": str(rank), "WORLD_SIZE": "3", **environ}
         facts = Facts(
             pid,
@@ -166,3 +166,16 @@ def test_many_names_of_a_user_take_no_name_of_another() -> None:
     # The oldest of the user with most of them are forgotten.
     assert names.name(Job("job-0", "torchelastic"), BOB) == "job-0"
     assert names.name(Job(f"job-{MAX_NAMES + 22}", "torchelastic"), BOB) == f"job-{MAX_NAMES + 22} (uid {BOB})"
+
+
+def test_ranks_that_give_up_the_rights_of_root_are_the_users() -> None:
+    """A container's entry point starts as root, and the name of the job was seen by then."""
+    here = Node()
+    ranks = [here.rank(number, 0, TORCHELASTIC_RUN_ID="llama") for number in range(3)]
+    assert {here.job(rank) for rank in ranks} == {"llama"}
+    for number, rank in enumerate(ranks):
+        here.rank(number, ALICE, pid=rank.key.pid, TORCHELASTIC_RUN_ID="llama")
+    now = [here.now(rank.key).identity for rank in ranks]
+    assert {(who.job, who.owner) for who in now} == {("llama", ALICE)}
+    assert len({who.run for who in now}) == 1
+    assert here.job(here.rank(0, STRANGER, TORCHELASTIC_RUN_ID="llama")) == f"llama (uid {STRANGER})"
