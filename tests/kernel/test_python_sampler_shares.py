@@ -87,10 +87,11 @@ def test_a_process_takes_no_more_of_the_ring_than_leaves_others_theirs(
         ring.commit(drained.position)
         samples = Counter(drained.records["tgid"].tolist())
         refused = sampling.session.refusals()
-        left_out = refused.get((SAMPLES, flooder.pid), 0) - before.get((SAMPLES, flooder.pid), 0)
+        # On a busy machine the ring was full at times until it was drained.
+        left_out = {pid: refused.get((SAMPLES, pid), 0) - before.get((SAMPLES, pid), 0) for pid in samples}
         assert samples[victim.pid] == 3
-        assert (SAMPLES, victim.pid) not in refused
-        assert samples[flooder.pid] + left_out == 62
+        assert left_out[victim.pid] == 0
+        assert samples[flooder.pid] + left_out[flooder.pid] == 62
         assert RECORDS // 2 - 3 <= samples[flooder.pid] <= RECORDS // 2 + 1
         assert sampling.session.counters()["python_samples"]["lost"] == lost
 
