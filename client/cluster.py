@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.deletions import require_no_deletion
 from probing.client.messages import (
     Change,
     Failure,
@@ -105,7 +106,8 @@ class Cluster(Queries):
     def config(self, key: str = "", value: str | None = None, **change: Unpack[Change]) -> list[Setting]:
         """Returns the settings, all or that of ``key``, which is first set to ``value`` if given.
 
-        Raises NotFound where no node has the job, the process or the key, UsageError for a wrong value.
+        Raises NotFound where no node has the job, the process or the key, UsageError for a wrong value, and unless
+        ``change`` has ``yes`` for a value that would delete rows; then no node has changed anything.
         """
         node, length = change.pop("node", None), change.pop("seconds", 0.0)
         request = pb.ConfigRequest(
@@ -116,14 +118,19 @@ class Cluster(Queries):
             for_ms=round(length * 1000),
             persist=change.get("persist"),
             reset=change.get("reset"),
+            yes=change.get("yes"),
         )
 
-        def ask(connection: Connection, left: float) -> pb.ConfigReply:
+        def ask(connection: Connection, left: float, request: pb.ConfigRequest) -> pb.ConfigReply:
             if node is not None and connection.status(left).node != node:
                 raise NotFound(f"there is no node {node}")
             return connection.config(request, left)
 
-        return [setting_of(reply.node, s) for reply in self.some(ask) for s in reply.settings]
+        if key.startswith("store.") and not request.yes and (value is not None or request.reset):
+            proposal = pb.ConfigRequest(key=key, propose_value=value, propose_reset=request.reset)
+            require_no_deletion(key, value, self.some(lambda connection, left: ask(connection, left, proposal)))
+        replies = self.some(lambda connection, left: ask(connection, left, request))
+        return [setting_of(reply.node, s) for reply in replies for s in reply.settings]
 
     def status(self) -> list[tuple[str, pb.StatusReply]]:
         """Returns address and status of every node that answers."""

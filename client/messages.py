@@ -82,7 +82,10 @@ class Value(Variable):
 
 
 class Setting(TypedDict):
-    """``job`` or ``pid``: the setting holds for these alone. ``until``: when it ends, ISO 8601."""
+    """``job`` or ``pid``: the setting holds for these alone. ``until``: when it ends, ISO 8601.
+
+    ``deletes_from``: when a new limit begins to delete, ISO 8601; None: nothing waits. The numbers are as of now.
+    """
 
     node: str
     key: str
@@ -93,12 +96,16 @@ class Setting(TypedDict):
     until: str | None
     persisted: bool
     doc: str
+    deletes_segments: int | None
+    deletes_rows: int | None
+    deletes_bytes: int | None
+    deletes_from: str | None
 
 
 class Change(TypedDict, total=False):
     """How a setting is changed: for ``job`` or ``pid`` alone if given, for ``seconds`` unless 0, on ``node`` alone.
 
-    ``reset`` takes a change back.
+    ``reset`` takes a change back; ``yes`` confirms a change that deletes rows.
     """
 
     job: str
@@ -106,6 +113,7 @@ class Change(TypedDict, total=False):
     seconds: float
     persist: bool
     reset: bool
+    yes: bool
     node: str
 
 
@@ -183,6 +191,10 @@ def setting_of(node: str, s: pb.Setting) -> Setting:
         "until": utc(s.until_ns) if s.until_ns else None,
         "persisted": s.persisted,
         "doc": s.doc,
+        "deletes_segments": s.deletes.segments if s.HasField("deletes") else None,
+        "deletes_rows": s.deletes.rows if s.HasField("deletes") else None,
+        "deletes_bytes": s.deletes.bytes if s.HasField("deletes") else None,
+        "deletes_from": utc(s.deletes.begins_ns) if s.HasField("deletes") else None,
     }
 
 

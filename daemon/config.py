@@ -20,6 +20,8 @@ from probing.daemon import toml
 __all__ = (
     "CONTROL",
     "DEFAULT_FILE",
+    "LEAST_DAYS",
+    "LEAST_TABLE_BYTES",
     "PUBLIC",
     "ClusterConfig",
     "Config",
@@ -39,6 +41,7 @@ __all__ = (
     "UsersConfig",
     "VariablesConfig",
     "checked_text",
+    "is_collected",
     "options",
     "shown",
     "text_of",
@@ -53,6 +56,10 @@ CONTROL = "control"
 MAX_SOCKET_PATH = 107 - len(f".d/{PUBLIC}")
 MAX_FILE_BYTES = 1 << 20
 MAX_LABELS = 16
+# The least days that rows are kept, and the least bytes of a table: a limit below would only delete.
+LEAST_DAYS, LEAST_TABLE_BYTES = 0.05, 1 << 20
+# Sections of what is collected: the scope probe may change their settings. What is kept, and who is told, needs admin.
+_COLLECTED = frozenset(("cuda", "gpu", "host", "logs", "nccl", "net", "sampling", "variables"))
 _T = TypeVar("_T")
 
 
@@ -108,7 +115,10 @@ class StoreConfig(NamedTuple):
     keep_free_bytes: int = _option(
         -1, "bytes to leave free on its file system; -1: 1 GiB, or a tenth of it where that is less", -1
     )
-    max_age_days: float = _option(7.0, "days to keep rows", 0)
+    max_age_days: float = _option(7.0, "days to keep rows", LEAST_DAYS)
+    grace_s: float = _option(
+        600.0, "seconds after which a new, stricter limit deletes rows; until then it can be taken back", 0, 86400
+    )
     sync_interval_s: float = _option(1.0, "seconds of rows that a power cut may cost", 0.01)
     part_bytes: int = _option(8 << 20, "size at which a part of the log is sealed into segments", 1 << 16)
     segment_bytes: int = _option(64 << 20, "size up to which segments of a table and day are merged", 1 << 16)
@@ -344,6 +354,11 @@ def checked_text(key: str, text: str) -> Any:
     if key not in _OPTIONS:
         raise _unknown(key)
     return _checked(key, _parse(key, text))
+
+
+def is_collected(key: str) -> bool:
+    """Returns whether option ``key`` only says what is collected: it deletes nothing that is stored."""
+    return key.partition(".")[0] in _COLLECTED
 
 
 def text_of(config: Config, key: str) -> str:

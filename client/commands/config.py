@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from probing.api.errors import UsageError
+from probing.client.deletions import amount
 from probing.client.messages import Change, Setting
 from probing.client.options import For
 from probing.client.render.output import write_table
 from probing.client.render.table import Field
+from probing.client.render.text import when
 from probing.client.session import job_named, opened
 from probing.client.settings import Settings, process_id, seconds
 
@@ -27,6 +29,7 @@ _FIELDS = (
     Field("DEFAULT", "default", flex=True),
     Field("WHERE", "where"),
     Field("UNTIL", "ends"),
+    Field("DELETES", "deleting"),
     Field("MEANING", "doc", flex=True),
 )
 # Keys of Probing, whose server can move while it runs.
@@ -46,6 +49,7 @@ class Options:
     for_: For = None
     persist: Annotated[bool, typer.Option("--persist", help="Keep it when the daemon restarts.")] = False
     reset: Annotated[bool, typer.Option("--reset", help="Take a change back.")] = False
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm a limit that deletes rows.")] = False
 
     def change(self) -> Change:
         """Returns how the setting is to change. Raises UsageError where options contradict each other."""
@@ -65,7 +69,8 @@ class Options:
             raise UsageError("--reset needs a key", hint="`probingctl config` lists the keys")
         if not equals and (length or self.persist):
             raise UsageError("--for and --persist belong to a change", hint="give it as KEY=VALUE")
-        return {"job": self.job, "pid": pid, "seconds": length, "persist": self.persist, "reset": self.reset}
+        changed: Change = {"job": self.job, "pid": pid, "seconds": length, "persist": self.persist}
+        return {**changed, "reset": self.reset, "yes": self.yes}
 
 
 def run(settings: Settings, options: Options) -> None:
@@ -81,15 +86,27 @@ def write_settings(settings: Settings, found: Sequence[Setting]) -> None:
     if settings.format != "table":
         write_table(settings, _FIELDS, found)
         return
-    rows = [{**setting, "where": _where(setting), "ends": _ends(setting)} for setting in found]
-    alone = len({setting["node"] for setting in found}) < 2
-    write_table(settings, _FIELDS[1:] if alone else _FIELDS, rows)
+    rows = [
+        {**setting, "where": _where(setting), "ends": _ends(setting), "deleting": _deleting(setting)}
+        for setting in found
+    ]
+    hidden = {"node"} if len({setting["node"] for setting in found}) < 2 else set()
+    if all(row["deleting"] is None for row in rows):
+        hidden.add("deleting")
+    write_table(settings, [field for field in _FIELDS if field.key not in hidden], rows)
 
 
 def _where(setting: Setting) -> str:
     if setting["job"] is not None:
         return f"job {setting['job']}"
     return "everywhere" if setting["pid"] is None else f"pid {setting['pid']}"
+
+
+def _deleting(setting: Setting) -> str | None:
+    begins, rows = setting["deletes_from"], setting["deletes_rows"]
+    if begins is None or rows is None:
+        return None
+    return f"{amount(rows, setting['deletes_bytes'] or 0, setting['deletes_segments'] or 0)} from {when(begins)}"
 
 
 def _ends(setting: Setting) -> str | None:

@@ -109,6 +109,8 @@ class Collector:
         )
         self._undo.callback(store.close)
         changes.listeners.append(lambda: store.set_limits(limits_of(config, changes.value)))
+        changes.deletes = lambda value: store.deletion(limits_of(config, value))
+        changes.waiting = store.waiting
         self._buffer = RowBuffer(self._node, self._clock, self._tables)
         for loss in store.recovery_losses:
             self._buffer.lost(loss)

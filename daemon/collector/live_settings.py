@@ -12,14 +12,15 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from probing.api.errors import ConfigError, ProbingError, StoreError, UsageError
 from probing.daemon.collector.settings import check_setting
-from probing.daemon.config import Config, checked_text, options, text_of
+from probing.daemon.config import Config, checked_text, is_collected, options, text_of
 from probing.daemon.source import Identity
+from probing.daemon.store.maintenance.grace import Deletion
 
 __all__ = ("SETTINGS", "Changes")
 
@@ -64,11 +65,14 @@ class _Change(NamedTuple):
 class Changes:
     """Safe for any thread. ``listeners`` are called, without arguments, after every change.
 
-    ``path`` is the file of changes that outlive the daemon; ``now_ns`` gives UTC ns.
+    ``path`` is the file of changes that outlive the daemon; ``now_ns`` gives UTC ns. Of the rows in the store,
+    ``deletes`` returns what values would delete, and ``waiting`` what values that hold will delete, by key.
     """
 
     def __init__(self, config: Config, path: Path, now_ns: Callable[[], int]) -> None:
         self.listeners: list[Callable[[], None]] = []
+        self.deletes: Callable[[Callable[[str], Any]], Deletion] = lambda _: Deletion()
+        self.waiting: Callable[[], Mapping[str, Deletion]] = dict
         self._config = config
         self._path = path
         self._now_ns = now_ns
@@ -97,10 +101,14 @@ class Changes:
         process: tuple[int, int] = (0, 0),
         for_ms: int = 0,
         persist: bool = False,
+        confirmed: bool = False,
     ) -> None:
-        """Change a setting. Raises UsageError or ConfigError for a wrong value, StoreError when it is not written."""
+        """Changes a setting. Raises UsageError or ConfigError for a wrong value, StoreError when it is not written.
+
+        Raises UsageError for a value that would delete rows, unless it is ``confirmed``.
+        """
         self._check(key, bool(job or process[0]))
-        check_setting(key, checked_text(key, text))
+        self._require(key, text, confirmed=confirmed)
         if persist and process[0]:
             raise UsageError("a change for one process cannot outlive it", hint="persist it for the job")
         until = self._now_ns() + for_ms * 1_000_000 if for_ms else 0
@@ -111,12 +119,25 @@ class Changes:
             self._put({**self._changes, made.scope: made})
         self._notify()
 
-    def reset(self, key: str, *, job: str = "", process: tuple[int, int] = (0, 0)) -> None:
-        """Remove a change, if there is one. Raises UsageError, StoreError."""
+    def reset(self, key: str, *, job: str = "", process: tuple[int, int] = (0, 0), confirmed: bool = False) -> None:
+        """Removes a change, if there is one. Raises UsageError as ``change`` does, and StoreError."""
         self._check(key, bool(job or process[0]))
+        self._require(key, text_of(self._config, key), confirmed=confirmed)
         with self._lock:
             self._put({s: c for s, c in self._changes.items() if s != (key, job, *process)})
         self._notify()
+
+    def effect(self, key: str, text: str | None) -> Deletion:
+        """Returns what setting ``key`` to ``text`` would delete; None: to the value of the configuration.
+
+        Raises UsageError or ConfigError for a wrong value, StoreError.
+        """
+        self._check(key, particular=False)
+        value = checked_text(key, text_of(self._config, key) if text is None else text)
+        check_setting(key, value)
+        if is_collected(key):
+            return Deletion()
+        return self.deletes(lambda name: value if name == key else self.value(name))
 
     def forget(self, pid: int, start_ns: int) -> None:
         """Drop the changes for a process that ended."""
@@ -140,15 +161,47 @@ class Changes:
             self._check(key, particular=False)
         docs = {name: option.doc for name, option in options()}
         found = []
+        waiting = self._waiting()
         with self._lock:
             changes = list(self._changes.values())
         for name in [key] if key else SETTINGS:
-            common = {"key": name, "default": text_of(self._config, name), "doc": docs[name]}
+            common: dict[str, Any] = {"key": name, "default": text_of(self._config, name), "doc": docs[name]}
+            if name in waiting:
+                common["deletes"] = self.described(waiting[name])
             own = [c for c in changes if c.key == name]
             if not any(c.scope[1:] == ("", 0, 0) for c in own):
                 found.append({**common, "value": common["default"]})
             found += [{**common, **_shown(c)} for c in sorted(own, key=lambda c: (c.job, c.pid))]
         return found
+
+    def described(self, deletion: Deletion) -> dict[str, int]:
+        """Returns fields of probing.v1.Deletion."""
+        begins_ns = self._now_ns() + int(deletion.left_s * 1e9)
+        return {
+            "segments": deletion.segments,
+            "rows": deletion.rows,
+            "bytes": deletion.size,
+            "begins_ns": begins_ns,
+        }
+
+    def _waiting(self) -> Mapping[str, Deletion]:
+        try:
+            return self.waiting()
+        except StoreError as e:
+            _log.warning("what the limits will delete is not known: %s", e.message)
+            return {}
+
+    def _require(self, key: str, text: str, *, confirmed: bool) -> None:
+        check_setting(key, checked_text(key, text))
+        if is_collected(key) or confirmed:
+            return
+        effect = self.effect(key, text)
+        if effect.segments:
+            rows = f"{effect.rows} row{'s' if effect.rows != 1 else ''}"
+            raise UsageError(
+                f"{key} = {text[:80]} would delete {rows} ({effect.size} bytes in {effect.segments} segments)",
+                hint=f"confirm it with --yes: they go {effect.left_s:.0f} s later, unless the limit is set back",
+            )
 
     def _check(self, key: str, particular: bool) -> None:
         if key not in SETTINGS:

@@ -128,13 +128,14 @@ class Requests:
     def _config(self, request: dict[str, Any]) -> _Answer:
         key, job, pid = str(request.get("key") or ""), str(request.get("job") or ""), int(request.get("pid") or 0)
         changes = "value" in request or bool(request.get("reset"))
+        confirmed = bool(request.get("yes"))
         process = (0, 0)
         if pid or (job and changes):
             # The process or job must exist: a wrong name must not look as if it had worked.
             who = self._answers.chosen([pid] if pid else [], job)[0]
             process = (who.pid, who.start_ns) if pid else process
         if request.get("reset"):
-            self._changes.reset(key, job=job, process=process)
+            self._changes.reset(key, job=job, process=process, confirmed=confirmed)
         elif "value" in request:
             self._changes.change(
                 key,
@@ -143,11 +144,16 @@ class Requests:
                 process=process,
                 for_ms=int(request.get("for_ms") or 0),
                 persist=bool(request.get("persist")),
+                confirmed=confirmed,
             )
+        answer: dict[str, Any] = {}
+        if "propose_value" in request or request.get("propose_reset"):
+            text = None if request.get("propose_reset") else str(request["propose_value"])
+            answer["effect"] = self._changes.described(self._changes.effect(key, text))
         settings = self._changes.to_list(key)
         if job or pid:
             settings = [s for s in settings if (s.get("job", ""), s.get("pid", 0)) in ((job, pid), ("", 0))]
-        return {}, json.dumps({"settings": settings}).encode()
+        return {}, json.dumps({**answer, "settings": settings}).encode()
 
 
 def _wanted(request: Mapping[str, Any]) -> Callable[[Segment], bool]:

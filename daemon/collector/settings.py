@@ -12,7 +12,7 @@ from typing import Any
 from probing.api.errors import ConfigError
 from probing.api.tables import TABLES
 from probing.api.tables.user import SCHEMA, USER_NAME
-from probing.daemon.config import Config, checked_text, text_of
+from probing.daemon.config import LEAST_DAYS, LEAST_TABLE_BYTES, Config, checked_text, text_of
 from probing.daemon.store.limits import StoreLimits, TableLimits
 
 __all__ = ("check_setting", "check_settings", "limits_of", "own_users", "user_number")
@@ -27,9 +27,9 @@ def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
     """Returns the limits of the store. ``value`` returns the value of a live setting. Raises ConfigError."""
     store = config.store
     tables: dict[str, TableLimits] = {}
-    for name, size in _table_numbers(_TABLE_BYTES, value(_TABLE_BYTES), _MAX_BYTES).items():
+    for name, size in _table_numbers(_TABLE_BYTES, value(_TABLE_BYTES)).items():
         tables[name] = TableLimits(max_bytes=int(size))
-    for name, days in _table_numbers(_TABLE_DAYS, value(_TABLE_DAYS), _MAX_DAYS).items():
+    for name, days in _table_numbers(_TABLE_DAYS, value(_TABLE_DAYS)).items():
         tables[name] = tables.get(name, TableLimits())._replace(max_age_s=days * _DAY_S)
     return StoreLimits(
         max_bytes=value("store.max_bytes"),
@@ -38,6 +38,7 @@ def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
         part_bytes=store.part_bytes,
         segment_bytes=store.segment_bytes,
         sync_interval_s=store.sync_interval_s,
+        grace_s=store.grace_s,
         tables=tables,
     )
 
@@ -45,7 +46,7 @@ def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
 def check_setting(key: str, value: Any) -> None:
     """Check a value beyond its type. Raises ConfigError."""
     if key in (_TABLE_BYTES, _TABLE_DAYS):
-        _table_numbers(key, value, _MAX_BYTES if key == _TABLE_BYTES else _MAX_DAYS)
+        _table_numbers(key, value)
 
 
 def check_settings(config: Config) -> None:
@@ -54,7 +55,8 @@ def check_settings(config: Config) -> None:
     user_number(config.users.service)
 
 
-def _table_numbers(key: str, entries: Sequence[str], most: float) -> Mapping[str, float]:
+def _table_numbers(key: str, entries: Sequence[str]) -> Mapping[str, float]:
+    least, most = (LEAST_TABLE_BYTES, _MAX_BYTES) if key == _TABLE_BYTES else (LEAST_DAYS, _MAX_DAYS)
     found: dict[str, float] = {}
     for entry in entries:
         name, _, text = entry.partition("=")
@@ -67,8 +69,9 @@ def _table_numbers(key: str, entries: Sequence[str], most: float) -> Mapping[str
             number = float(text)
         except ValueError:
             number = math.nan
-        if not 0 <= number <= most:
-            hint = f"it must be TABLE=NUMBER, as {name}={'2000000000' if key == _TABLE_BYTES else '1.5'}"
+        if not least <= number <= most:
+            example = "2000000000" if key == _TABLE_BYTES else "1.5"
+            hint = f"it must be TABLE=NUMBER, at least {least:.12g}, as {name}={example}"
             raise ConfigError(f"{key} = {entry[:80]!r} is wrong", hint=hint)
         found[name] = number
     return found

@@ -9,7 +9,8 @@ __all__ = ("NOBODY", "Caller", "Scope")
 
 
 class Scope(Enum):
-    """What a caller may do: read rows and stacks, change what is collected, start processes, act as another node."""
+    """What a caller may do: read rows and stacks, change what is collected, change what is kept and start processes,
+    act as another node."""
 
     READ = "read"
     PROBE = "probe"

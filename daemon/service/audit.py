@@ -95,5 +95,6 @@ def described(method: str, request: Any) -> str:
         return "pause" if request.paused else "resume"
     if method == "Config" and (request.HasField("value") or request.reset):
         key, value, job = request.key[:MAX_WORD], request.value[:MAX_WORD], request.job[:MAX_WORD]
-        return f"config {key!r}={value!r} job {job!r} pid {request.pid} reset={request.reset}"
+        change = f"config {key!r}={value!r} job {job!r} pid {request.pid} reset={request.reset}"
+        return f"{change} yes=True" if request.yes else change
     return method.lower()

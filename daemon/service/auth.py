@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from probing.api.errors import ConfigError, Overloaded, PrivilegeError, Unauthenticated
+from probing.daemon.config import is_collected
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.outgoing import is_loopback
@@ -19,7 +20,10 @@ __all__ = ("FOR_JOBS", "RIGHTS", "Doorkeeper", "check_listen", "permit", "requir
 
 
 def _config_scope(request: Any) -> Scope:
-    return Scope.PROBE if request.HasField("value") or request.reset else Scope.READ
+    proposes = request.HasField("propose_value") or request.propose_reset
+    if not (request.HasField("value") or request.reset or proposes):
+        return Scope.READ
+    return Scope.PROBE if is_collected(request.key) else Scope.ADMIN
 
 
 # Calls of Arrow Flight. It has nothing that changes anything.

@@ -95,9 +95,9 @@ class CollectorClient:
         """The condition of processes: ``processes``, ``loads`` and ``failures`` of ``ConditionAnswers.conditions``."""
         return _body(self._of_processes("conditions", pids, job, timeout, {}))
 
-    def config(self, request: Mapping[str, Any], timeout: float) -> list[dict[str, Any]]:
-        """Changes a setting, or returns all. ``request`` has the fields of ConfigRequest, the answer of Setting."""
-        return list(_body(self._request({"op": "config", **request}, timeout))["settings"])
+    def config(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Changes a setting, or returns all. ``request`` has the fields of ConfigRequest, the answer of ConfigReply."""
+        return _body(self._request({"op": "config", **request}, timeout))
 
     def _of_processes(self, op: str, pids: Sequence[int], job: str, timeout: float, more: Mapping[str, Any]) -> Message:
         request = {"op": op, "pids": list(pids), "job": job, "timeout_ms": max(1, int(timeout * 1000)), **more}

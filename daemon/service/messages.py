@@ -55,11 +55,19 @@ def vars_reply(node: str, found: Mapping[str, Any]) -> pb.VarsReply:
         raise InternalError(f"the collector's values make no sense: {type(e).__name__}: {e}") from e
 
 
-def config_reply(node: str, settings: Iterable[Mapping[str, Any]]) -> pb.ConfigReply:
+def config_reply(node: str, found: Mapping[str, Any]) -> pb.ConfigReply:
+    """Returns the collector's answer, whose ``effect`` an older collector lacks. Raises InternalError."""
     try:
-        return pb.ConfigReply(node=node, settings=[pb.Setting(**setting) for setting in settings])
-    except (TypeError, ValueError) as e:
+        effect = pb.Deletion(**found["effect"]) if "effect" in found else None
+        return pb.ConfigReply(node=node, settings=[_setting(setting) for setting in found["settings"]], effect=effect)
+    except (KeyError, TypeError, ValueError) as e:
         raise InternalError(f"the collector's settings make no sense: {type(e).__name__}: {e}") from e
+
+
+def _setting(setting: Mapping[str, Any]) -> pb.Setting:
+    fields = {name: value for name, value in setting.items() if name != "deletes"}
+    deletes = pb.Deletion(**setting["deletes"]) if "deletes" in setting else None
+    return pb.Setting(**fields, deletes=deletes)
 
 
 def _value(value: Mapping[str, Any]) -> pb.Value:

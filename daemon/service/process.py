@@ -154,7 +154,7 @@ def _service(
         lambda: with_own(limits.control_s),
         lambda: collector.tables(limits.control_s),
         views=views.rows,
-        settings=lambda: collector.config({}, limits.control_s),
+        settings=lambda: collector.config({}, limits.control_s)["settings"],
         config=lambda: shown(config),
     )
     engine = Engine(collector, *pools, live=live, views=views.views)

@@ -234,9 +234,13 @@ class NodeService(NodeServicer):
         del context
         changes = request.HasField("value") or request.reset
         fields: dict[str, str | int] = {"key": request.key, "job": request.job, "pid": request.pid}
+        if request.HasField("propose_value"):
+            fields["propose_value"] = request.propose_value
+        if request.propose_reset:
+            fields["propose_reset"] = True
         if not changes:
             return await self._config(fields, caller)
-        fields |= {"for_ms": request.for_ms, "persist": request.persist, "reset": request.reset}
+        fields |= {"for_ms": request.for_ms, "persist": request.persist, "reset": request.reset, "yes": request.yes}
         if request.HasField("value"):
             fields["value"] = request.value
         return await self._config(fields, caller)

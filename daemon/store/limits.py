@@ -28,7 +28,7 @@ class StoreLimits:
 
     A negative ``keep_free_bytes`` is 1 GiB or a tenth of the file system, whichever is less. Log parts are sealed at
     ``part_bytes``, segments merged up to ``segment_bytes``. A power cut loses at most ``sync_interval_s``; an
-    unreleased snapshot holds its files for ``lease_s``.
+    unreleased snapshot holds its files for ``lease_s``. A stricter limit deletes rows after ``grace_s``.
     """
 
     max_bytes: int = 4 << 30
@@ -38,6 +38,7 @@ class StoreLimits:
     segment_bytes: int = 64 << 20
     sync_interval_s: float = 1.0
     lease_s: float = 600.0
+    grace_s: float = 0.0
     tables: Mapping[str, TableLimits] = field(default_factory=dict)
 
 

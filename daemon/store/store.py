@@ -31,6 +31,7 @@ from probing.daemon.store.log.decode import decode_part
 from probing.daemon.store.log.parts import WAL_DIR
 from probing.daemon.store.log.streams import conform
 from probing.daemon.store.maintenance.compaction import Compactor
+from probing.daemon.store.maintenance.grace import Deletion
 from probing.daemon.store.maintenance.manifest_editor import ManifestEditor
 from probing.daemon.store.maintenance.quarantine import Quarantine
 from probing.daemon.store.maintenance.sealer import Sealer
@@ -200,12 +201,26 @@ class Store:
             raise StoreError(self._state.problems.get("remake", "the state directory was deleted"))
 
     def set_limits(self, limits: StoreLimits) -> None:
-        """Sets new limits. Rows beyond them go with the next ``maintain``, which begins at once."""
+        """Sets new limits. Rows beyond stricter ones go with the first ``maintain`` after ``limits.grace_s``."""
         self._limits = limits
         self._appender.part_bytes = limits.part_bytes
         self._space.set_limits(limits)
         self._background.sync_interval_s = limits.sync_interval_s
         self._background.wake()
+
+    def deletion(self, limits: StoreLimits) -> Deletion:
+        """Returns what ``limits`` would delete now that the limits which are set do not. Raises StoreError."""
+        try:
+            return self._space.deletion(limits)
+        except OSError as e:
+            raise store_error(e, self._root) from e
+
+    def waiting(self) -> dict[str, Deletion]:
+        """Returns what new, stricter limits will delete, by the key of their setting. Raises StoreError."""
+        try:
+            return self._space.waiting()
+        except OSError as e:
+            raise store_error(e, self._root) from e
 
     def verify(self) -> list[str]:
         """Checks all segments against the manifest. Sets bad ones aside, each with a loss, and returns them."""

@@ -139,6 +139,10 @@ class FakeNode(NodeServicer):
         self.settings = dict(_SETTINGS)
         self.changes: dict[tuple[str, str, int], tuple[str, int, bool]] = {}
         self.configured: list[pb.ConfigRequest] = []
+        # What a proposed limit of the store would delete; None: as an older node, it does not know proposals.
+        self.effect: pb.Deletion | None = pb.Deletion()
+        # What the limits of the store that hold will delete.
+        self.waits: pb.Deletion | None = None
         self.stacks_asked: list[pb.StacksRequest] = []
         self._tables = _Tables(tables or {})
         self._pool = ThreadPoolExecutor(4)
@@ -294,6 +298,7 @@ class FakeNode(NodeServicer):
                 until_ns=until,
                 persisted=kept,
                 doc="what it means",
+                deletes=self.waits if key.startswith("store.") else None,
             )
             for name, default in self.settings.items()
             if request.key in ("", name)
@@ -303,7 +308,8 @@ class FakeNode(NodeServicer):
             }.items()
             if wanted is None or (job, pid) in wanted
         ]
-        return pb.ConfigReply(node=self.name, settings=shown)
+        proposed = request.HasField("propose_value") or request.propose_reset
+        return pb.ConfigReply(node=self.name, settings=shown, effect=self.effect if proposed else None)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         return pb.StatusReply(

@@ -50,7 +50,7 @@ paths = st.from_regex(r"/[a-zA-Z0-9 ._=-]{1,30}", fullmatch=True)
     state=paths,
     insecure=st.booleans(),
     size=st.integers(16 << 20, 1 << 40),
-    age=st.floats(0, 1e6),
+    age=st.floats(0.05, 1e6),
     peers=st.lists(st.builds("{}:{}".format, names, st.integers(0, 65535)), max_size=4),
 )
 def test_a_child_gets_what_its_parent_has(
@@ -73,7 +73,8 @@ def test_a_child_gets_what_its_parent_has(
         ('[store]\nmax_bytes = "5"\n', "store.max_bytes = '5' is wrong", "a whole number"),
         ("[store]\nmax_bytes = true\n", "store.max_bytes = 'True' is wrong", "a whole number"),
         ("[store]\nmax_bytes = 5\n", "store.max_bytes = '5' is wrong", "at least 16777216"),
-        ("[store]\nmax_age_days = nan\n", "store.max_age_days = 'nan' is wrong", "at least 0"),
+        ("[store]\nmax_age_days = nan\n", "store.max_age_days = 'nan' is wrong", "at least 0.05"),
+        ("[store]\nmax_age_days = 0\n", "store.max_age_days = '0.0' is wrong", "at least 0.05"),
         ("insecure = 1\n", "insecure = '1' is wrong", "true or false"),
         ("store = 1\n", "unknown configuration key 'store'", "did you mean [store]?"),
         ('instance = "a/b"\n', "instance = 'a/b' is wrong", "letters, digits"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from probing.daemon.store.context import StoreContext
 from probing.daemon.store.disk_errors import store_error
 from probing.daemon.store.limits import DEFAULT_FREE_BYTES, StoreLimits, on_file_system
 from probing.daemon.store.maintenance.ageing import AgeClock
+from probing.daemon.store.maintenance.grace import Deletion, Grace
 from probing.daemon.store.maintenance.manifest_editor import ManifestEditor
 from probing.daemon.store.maintenance.retention import to_drop
-from probing.daemon.store.manifest import Edit
+from probing.daemon.store.manifest import Edit, Segment
 from probing.daemon.store.recovery.set_aside import SetAside
 
 __all__ = ("Space",)
@@ -29,21 +31,36 @@ class Space:
         self._editor = editor
         self._aside = aside
         self._age = AgeClock(context.state.segments, context.clock.pair())
+        self._grace = Grace(context.files, context.root, context.clock.pair().boot_ns)
+        self._aside_bytes = -1
         self.set_limits(limits)
 
     @property
     def limits(self) -> StoreLimits:
-        """The limits in force on this file system."""
+        """The limits in force on this file system: stricter ones that were set hold after their grace."""
         return self._limits
 
     def set_limits(self, limits: StoreLimits) -> None:
-        """Sets the limits from the next ``retain`` on."""
+        """Sets the limits from the next ``retain`` on; stricter ones delete nothing for ``limits.grace_s``."""
         with self._editor.lock:
             self._configured = limits
-            self._limits = self._on_disk(limits)
-            with contextlib.suppress(OSError):
-                self._aside.limit(limits.max_bytes // _ASIDE_SHARE)
-                self._state.set_aside_bytes = self._aside.bytes
+            self._follow()
+
+    def deletion(self, limits: StoreLimits) -> Deletion:
+        """Returns what ``limits`` would delete now that the limits which are set do not. Raises OSError."""
+        with self._editor.lock:
+            set_now = self._doomed(self._on_disk(self._configured))
+            return _deletion(self._doomed(self._on_disk(limits)), set_now, limits.grace_s)
+
+    def waiting(self) -> dict[str, Deletion]:
+        """Returns what stricter limits will delete, by their setting, as of now. Raises OSError."""
+        with self._editor.lock:
+            wanted = self._on_disk(self._configured)
+            kept = self._doomed(self._limits)
+            return {
+                key: _deletion(self._doomed(self._grace.without((key,), wanted)), kept, left_s)
+                for key, left_s in self._grace.waiting().items()
+            }
 
     def retain(self) -> None:
         """Drops segments that are too old or too much, and checks for space to append. Raises StoreError."""
@@ -52,7 +69,7 @@ class Space:
             try:
                 # Files that only snapshots hold count as free: else each turn would drop as much again.
                 free = self._free()[0] + state.held_bytes
-                self._limits = self._on_disk(self._configured)
+                self._follow()
                 now = self._age.now(self._context.clock.pair())
                 self._editor.drop(to_drop(state.segments, self._limits, now, state.other_bytes, free))
                 if "manifest" in state.problems:
@@ -101,6 +118,25 @@ class Space:
     def _free(self) -> tuple[int, int]:
         return self._context.files.space(self._context.root)
 
+    def _follow(self) -> None:
+        """Updates the limits in force."""
+        self._limits = self._grace.in_force(self._on_disk(self._configured), self._context.clock.pair().boot_ns)
+        self._state.problems.pop("limits", None)
+        if self._grace.problem:
+            self._state.problems["limits"] = self._grace.problem
+        if self._aside_bytes != (most := self._limits.max_bytes // _ASIDE_SHARE):
+            self._aside_bytes = most
+            with contextlib.suppress(OSError):
+                self._aside.limit(most)
+                self._state.set_aside_bytes = self._aside.bytes
+
+    def _doomed(self, limits: StoreLimits) -> dict[str, Segment]:
+        """Returns the segments beyond ``limits``, by path."""
+        state = self._state
+        free = self._free()[0] + state.held_bytes
+        now = self._age.now(self._context.clock.pair())
+        return {s.path: s for s in to_drop(state.segments, limits, now, state.other_bytes, free)}
+
     def _on_disk(self, limits: StoreLimits) -> StoreLimits:
         size = DEFAULT_FREE_BYTES * 10
         with contextlib.suppress(OSError):
@@ -118,3 +154,8 @@ class Space:
     def _used(self) -> int:
         state = self._state
         return sum(s.size for s in state.segments) + state.other_bytes + state.merging_bytes
+
+
+def _deletion(doomed: Mapping[str, Segment], without: Collection[str], left_s: float) -> Deletion:
+    more = [segment for path, segment in doomed.items() if path not in without]
+    return Deletion(len(more), sum(s.rows for s in more), sum(s.size for s in more), left_s)

@@ -20,7 +20,7 @@ from probing.daemon.store.segments.paths import is_date_dir, segment_parts
 __all__ = ("OWN_NAMES", "Directory", "Recovered", "part_numbers", "segment_paths")
 
 # Files of the collector beside the store's, and their names while they are written.
-_OTHERS = ("changes", "flight_dumps", "nccl_layouts", "user_tables")
+_OTHERS = ("changes", "flight_dumps", "limits", "nccl_layouts", "user_tables")
 OWN_NAMES = {"lock", "imports.jsonl", MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORRUPT_DIR} | {
     f"{name}.{end}" for name in _OTHERS for end in ("json", "new")
 }

@@ -192,6 +192,7 @@ def test_config_shows_and_sets(pair: tuple[FakeNode, FakeNode], ctl: Run) -> Non
                 "until": "2033-05-18T03:33:20.000000005Z",
                 "persisted": False,
                 "doc": "what it means",
+                **dict.fromkeys(("deletes_segments", "deletes_rows", "deletes_bytes", "deletes_from")),
             },
         ],
     )

@@ -219,7 +219,7 @@ def test_wrong_values_are_refused(name: str) -> None:
 @given(
     texts=st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20), max_size=3),
     size=st.integers(16 << 20, 1 << 53),
-    age=st.floats(0, 1e6),
+    age=st.floats(0.05, 1e6),
     switch=st.booleans(),
 )
 @settings(max_examples=examples(25), deadline=None)

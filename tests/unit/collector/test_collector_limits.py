@@ -23,6 +23,9 @@ def made(folder: Path, times: list[int]) -> Changes:
     return Changes(Config(), folder / "changes.json", lambda: times[0])
 
 
+AT_ONCE = Config(store=StoreConfig(grace_s=0.0))
+
+
 def limits(**options: Any) -> StoreLimits:
     config = Config(store=StoreConfig(**options))
     return limits_of(config, lambda key: getattr(config.store, key.removeprefix("store.")))
@@ -31,13 +34,13 @@ def limits(**options: Any) -> StoreLimits:
 def test_tables_have_limits_of_their_own() -> None:
     found = limits(
         table_max_bytes=("python.samples=2000000000", "user.mine=5e6"),
-        table_max_age_days=("python.samples=1.5", "comm.ops=0"),
+        table_max_age_days=("python.samples=1.5", "comm.ops=0.05"),
         segment_bytes=1 << 20,
     )
     assert found.tables == {
         "python.samples": TableLimits(2_000_000_000, 1.5 * DAY_S),
         "user.mine": TableLimits(max_bytes=5_000_000),
-        "comm.ops": TableLimits(max_age_s=0.0),
+        "comm.ops": TableLimits(max_age_s=0.05 * DAY_S),
     }
     assert (found.segment_bytes, found.max_age_s) == (1 << 20, 7 * DAY_S)
 
@@ -51,6 +54,8 @@ def test_tables_have_limits_of_their_own() -> None:
         ("python.samples=", "TABLE=NUMBER"),
         ("python.samples=many", "TABLE=NUMBER"),
         ("python.samples=-1", "TABLE=NUMBER"),
+        ("python.samples=0", "at least 0.05"),
+        ("python.samples=0.0499", "at least 0.05"),
         ("python.samples=nan", "TABLE=NUMBER"),
         ("python.samples=1e300", "TABLE=NUMBER"),
         ("process.processes=1", "gpu.processes"),
@@ -74,7 +79,7 @@ def test_an_entry_that_is_wrong_is_named(tmp_path: Path, entry: str, hint: str) 
 
 def test_a_table_is_named_once() -> None:
     with pytest.raises(ConfigError, match="twice"):
-        limits(table_max_bytes=("comm.ops=1", "comm.ops=2"))
+        limits(table_max_bytes=("comm.ops=2000000", "comm.ops=3000000"))
 
 
 def opened(folder: Path, changes: Changes) -> Store:
@@ -82,12 +87,12 @@ def opened(folder: Path, changes: Changes) -> Store:
         folder,
         node="n1",
         clock=support.clock(),
-        limits=limits_of(Config(), changes.value),
+        limits=limits_of(AT_ONCE, changes.value),
         files=None,
         tables=support.TABLES,
         background=False,
     )
-    changes.listeners.append(lambda: store.set_limits(limits_of(Config(), changes.value)))
+    changes.listeners.append(lambda: store.set_limits(limits_of(AT_ONCE, changes.value)))
     return store
 
 

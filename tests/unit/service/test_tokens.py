@@ -114,8 +114,8 @@ def test_every_call_has_a_right() -> None:
 @pytest.mark.parametrize("scope", list(Scope))
 def test_a_scope_allows_what_its_name_says(scope: Scope) -> None:
     caller = Caller("tcp", "10.0.0.1", scopes=GRANTS[scope])
-    change = pb.ConfigRequest(key="sampling.hz", value="1")
-    for method, request in (("Pause", pb.PauseRequest()), ("Config", change), ("Config", pb.ConfigRequest(reset=True))):
+    change, reset = pb.ConfigRequest(key="sampling.hz", value="1"), pb.ConfigRequest(key="sampling.hz", reset=True)
+    for method, request in (("Pause", pb.PauseRequest()), ("Config", change), ("Config", reset)):
         if scope in (Scope.PROBE, Scope.ADMIN):
             assert permit(method, request, caller) is Scope.PROBE
         else:

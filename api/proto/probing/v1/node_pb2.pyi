@@ -328,7 +328,7 @@ class PauseReply(_message.Message):
     def __init__(self, paused: _Optional[bool] = ...) -> None: ...
 
 class ConfigRequest(_message.Message):
-    __slots__ = ("key", "value", "job", "pid", "for_ms", "persist", "reset")
+    __slots__ = ("key", "value", "job", "pid", "for_ms", "persist", "reset", "yes", "propose_value", "propose_reset")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +336,9 @@ class ConfigRequest(_message.Message):
     FOR_MS_FIELD_NUMBER: _ClassVar[int]
     PERSIST_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
+    YES_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_RESET_FIELD_NUMBER: _ClassVar[int]
     key: str
     value: str
     job: str
@@ -343,18 +346,35 @@ class ConfigRequest(_message.Message):
     for_ms: int
     persist: bool
     reset: bool
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., job: _Optional[str] = ..., pid: _Optional[int] = ..., for_ms: _Optional[int] = ..., persist: _Optional[bool] = ..., reset: _Optional[bool] = ...) -> None: ...
+    yes: bool
+    propose_value: str
+    propose_reset: bool
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., job: _Optional[str] = ..., pid: _Optional[int] = ..., for_ms: _Optional[int] = ..., persist: _Optional[bool] = ..., reset: _Optional[bool] = ..., yes: _Optional[bool] = ..., propose_value: _Optional[str] = ..., propose_reset: _Optional[bool] = ...) -> None: ...
 
 class ConfigReply(_message.Message):
-    __slots__ = ("node", "settings")
+    __slots__ = ("node", "settings", "effect")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
     node: str
     settings: _containers.RepeatedCompositeFieldContainer[Setting]
-    def __init__(self, node: _Optional[str] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ...) -> None: ...
+    effect: Deletion
+    def __init__(self, node: _Optional[str] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., effect: _Optional[_Union[Deletion, _Mapping]] = ...) -> None: ...
+
+class Deletion(_message.Message):
+    __slots__ = ("segments", "rows", "bytes", "begins_ns")
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_NS_FIELD_NUMBER: _ClassVar[int]
+    segments: int
+    rows: int
+    bytes: int
+    begins_ns: int
+    def __init__(self, segments: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., begins_ns: _Optional[int] = ...) -> None: ...
 
 class Setting(_message.Message):
-    __slots__ = ("key", "value", "default", "job", "pid", "until_ns", "persisted", "doc")
+    __slots__ = ("key", "value", "default", "job", "pid", "until_ns", "persisted", "doc", "deletes")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +383,7 @@ class Setting(_message.Message):
     UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
     PERSISTED_FIELD_NUMBER: _ClassVar[int]
     DOC_FIELD_NUMBER: _ClassVar[int]
+    DELETES_FIELD_NUMBER: _ClassVar[int]
     key: str
     value: str
     default: str
@@ -371,7 +392,8 @@ class Setting(_message.Message):
     until_ns: int
     persisted: bool
     doc: str
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., default: _Optional[str] = ..., job: _Optional[str] = ..., pid: _Optional[int] = ..., until_ns: _Optional[int] = ..., persisted: _Optional[bool] = ..., doc: _Optional[str] = ...) -> None: ...
+    deletes: Deletion
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., default: _Optional[str] = ..., job: _Optional[str] = ..., pid: _Optional[int] = ..., until_ns: _Optional[int] = ..., persisted: _Optional[bool] = ..., doc: _Optional[str] = ..., deletes: _Optional[_Union[Deletion, _Mapping]] = ...) -> None: ...
 
 class FactsRequest(_message.Message):
     __slots__ = ("job", "timeout_ms", "run", "hardware", "shallow")

@@ -154,7 +154,7 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Config(self, request, context):
-        """Shows the settings of collection, or changes one at run time. A change needs scope probe.
+        """Shows the settings, or changes one at run time. A change needs the scope probe for what is collected, else admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,165 @@
+"""The time for which rows outlive a new, stricter limit, so that a wrong limit can be taken back.
+
+It counts while the store is open, by the clock that runs since the boot, so no jump of the wall clock ends it. What
+waits lies in ``limits.json``, and goes on waiting after a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probing.api.errors import FormatError
+from probing.daemon.store.files import Files, write_all
+from probing.daemon.store.limits import StoreLimits, TableLimits
+
+__all__ = ("LIMITS_FILE", "Deletion", "Grace")
+
+LIMITS_FILE = "limits"
+_MAX_FILE = 1 << 20
+# How often the time that is left is written, s: a restart costs at most so much of it.
+_WRITE_S = 60.0
+_BYTES, _FREE, _AGE = "store.max_bytes", "store.keep_free_bytes", "store.max_age_days"
+_TABLE_BYTES, _TABLE_AGE = "store.table_max_bytes", "store.table_max_age_days"
+# Bounds by setting, and for tables SETTING:TABLE. The larger one keeps more; a bound that is missing keeps all.
+_Bounds = dict[str, float]
+
+
+class Deletion(NamedTuple):
+    """What a limit deletes, and after how many seconds. ``size`` in bytes."""
+
+    segments: int = 0
+    rows: int = 0
+    size: int = 0
+    left_s: float = 0.0
+
+
+class _Waiting(NamedTuple):
+    """The bound that holds for ``left_s`` seconds more, in place of a stricter one."""
+
+    kept: float
+    left_s: float
+
+
+class Grace:
+    """Belongs to ``Space``, which calls it one thread at a time. ``problem``: why the file cannot be written."""
+
+    def __init__(self, files: Files, root: Path, boot_ns: int) -> None:
+        self._files = files
+        self._path = root / f"{LIMITS_FILE}.json"
+        self._wanted: _Bounds | None = None
+        self._waiting: dict[str, _Waiting] = {}
+        self._boot_ns = boot_ns
+        self._unwritten_s = 0.0
+        self._loaded = False
+        self.problem = ""
+
+    def in_force(self, wanted: StoreLimits, boot_ns: int) -> StoreLimits:
+        """Returns the limits by which rows go now: ``wanted``, and where these are new and stricter the ones before.
+
+        ``boot_ns`` is CLOCK_BOOTTIME. The limits at the first call count as old, unless the file names others.
+        """
+        passed_s, self._boot_ns = max(0, boot_ns - self._boot_ns) / 1e9, boot_ns
+        if wanted.grace_s <= 0:
+            self._wanted, self._waiting = _bounds(wanted), {}
+            return wanted
+        if not self._loaded:
+            self._loaded = True
+            self._read()
+            passed_s = 0.0
+        before = set(self._waiting)
+        self._waiting = {
+            name: w._replace(left_s=w.left_s - passed_s) for name, w in self._waiting.items() if w.left_s > passed_s
+        }
+        changed = self._want(_bounds(wanted), wanted.grace_s)
+        self._unwritten_s += passed_s
+        if changed or before != set(self._waiting) or (self._waiting and self._unwritten_s >= _WRITE_S):
+            self._write()
+        return self.without((), wanted)
+
+    def without(self, keys: Collection[str], wanted: StoreLimits) -> StoreLimits:
+        """Returns the limits as they are in force, but with those of the settings ``keys`` as they are wanted."""
+        kept = {name: w.kept for name, w in self._waiting.items() if name.partition(":")[0] not in keys}
+        return _with_bounds(wanted, {**_bounds(wanted), **kept})
+
+    def waiting(self) -> dict[str, float]:
+        """Returns the seconds until a stricter limit deletes rows, by setting."""
+        found: dict[str, float] = {}
+        for name, waiting in self._waiting.items():
+            key = name.partition(":")[0]
+            found[key] = min(waiting.left_s, found.get(key, math.inf))
+        return found
+
+    def _want(self, wanted: _Bounds, grace_s: float) -> bool:
+        before, self._wanted = self._wanted, wanted
+        if before is None or before == wanted:
+            return before is None
+        for name in {*before, *wanted}:
+            old, new = before.get(name, math.inf), wanted.get(name, math.inf)
+            waiting = self._waiting.pop(name, None)
+            kept = waiting.kept if waiting else old
+            if new < kept:
+                # A limit that is no stricter than the one that waits already waits no longer.
+                self._waiting[name] = waiting if waiting and new >= old else _Waiting(kept, grace_s)
+        return True
+
+    def _read(self) -> None:
+        try:
+            found = json.loads(self._files.read(self._path, _MAX_FILE))
+            self._wanted = {str(name): float(bound) for name, bound in found["limits"].items()}
+            self._waiting = {str(n): _Waiting(float(k), float(s)) for n, (k, s) in found["waiting"].items()}
+        except FileNotFoundError:
+            return
+        except (OSError, FormatError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            # The store always opens; then its limits count as old.
+            self._wanted, self._waiting = None, {}
+
+    def _write(self) -> None:
+        self._unwritten_s = 0.0
+        text = json.dumps({"limits": self._wanted, "waiting": self._waiting}, indent=1)
+        partial = self._path.with_suffix(".new")
+        try:
+            self._files.unlink(partial)
+            fd = self._files.create(partial)
+            try:
+                write_all(self._files, fd, text.encode())
+                self._files.fsync(fd)
+            finally:
+                self._files.close(fd)
+            self._files.rename(partial, self._path)
+            self.problem = ""
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                self._files.unlink(partial)
+            self.problem = f"limits that wait cannot be kept over a restart: {e.strerror or e}"
+
+
+def _bounds(limits: StoreLimits) -> _Bounds:
+    bounds: _Bounds = {_BYTES: limits.max_bytes, _FREE: -limits.keep_free_bytes, _AGE: limits.max_age_s}
+    for table, own in limits.tables.items():
+        if own.max_bytes is not None:
+            bounds[f"{_TABLE_BYTES}:{table}"] = own.max_bytes
+        if own.max_age_s is not None:
+            bounds[f"{_TABLE_AGE}:{table}"] = own.max_age_s
+    return bounds
+
+
+def _with_bounds(limits: StoreLimits, bounds: Mapping[str, float]) -> StoreLimits:
+    tables: dict[str, Any] = {}
+    for name, bound in bounds.items():
+        key, colon, table = name.partition(":")
+        if colon and math.isfinite(bound):
+            own = tables.get(table, TableLimits())
+            tables[table] = own._replace(max_bytes=int(bound)) if key == _TABLE_BYTES else own._replace(max_age_s=bound)
+    return replace(
+        limits,
+        max_bytes=int(bounds[_BYTES]),
+        keep_free_bytes=int(-bounds[_FREE]),
+        max_age_s=bounds[_AGE],
+        tables=tables,
+    )
