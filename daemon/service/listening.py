@@ -1,44 +1,117 @@
-"""Binds TCP ports for gRPC and HTTP; one that is taken is tried again until it is free."""
+"""The TCP ports for gRPC and HTTP: those that the supervisor hands over, else bound here, again until they are free."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
 
+from probing.api.errors import ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.ipc import Channel
+from probing.daemon.supervisor.fd_store import FdStore
+from probing.daemon.supervisor.ports import PORTS_FD, RETRY_S, bind, problem_of, resolved
 
-__all__ = ("TcpPort", "bind")
+__all__ = ("Listeners", "TcpPort")
 
-# Time between attempts to bind a port that is taken, s.
-RETRY_S = 5.0
-BACKLOG = 128
-# Seconds without a byte until the first probe, seconds between probes, and their number.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
+# A message whose first byte is here comes whole within this time, s.
+_RECEIVE_S = 1.0
 _log = logging.getLogger(__name__)
+
+
+class Listeners:
+    """Where this process has its listening sockets from. Belongs to one event loop.
+
+    ``kept``: the supervisor binds them and hands them over, now or later.
+    """
+
+    def __init__(self, channel: Channel | None = None, store: FdStore | None = None) -> None:
+        self.store = store or FdStore()
+        self._channel = channel
+        self._ports: dict[str, TcpPort] = {}
+
+    @classmethod
+    def inherited(cls) -> Listeners:
+        """Returns those of this process, by the supervisor that started it, or by systemd."""
+        number = os.environ.pop(PORTS_FD, "")
+        if not number.isdigit():
+            return cls()
+        os.set_inheritable(int(number), False)
+        return cls(Channel(socket.socket(fileno=int(number))))
+
+    @property
+    def kept(self) -> bool:
+        return self._channel is not None
+
+    def start(self) -> None:
+        """Hands the sockets over as they come. All ports must have been added."""
+        if self._channel is not None:
+            asyncio.get_running_loop().add_reader(self._channel.fileno(), self._receive)
+        self.store.drop_others(self._ports)
+
+    def add(self, name: str, port: TcpPort) -> None:
+        self._ports[name] = port
+
+    def stop(self) -> None:
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._channel.close()
+
+    def _receive(self) -> None:
+        assert self._channel is not None
+        try:
+            message = self._channel.receive(_RECEIVE_S)
+        except ProbingError:
+            # The supervisor is gone, which ends this process as well.
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            return
+        port = self._ports.get(str(message.header.get("port")))
+        if port and message.fds:
+            port.given(socket.socket(fileno=message.take_fd()))
+        elif port:
+            port.fails(str(message.header.get("problem")))
+        message.close_fds()
 
 
 class TcpPort:
     """Listens on ``address`` (HOST:PORT) and hands the socket to ``serve``. Belongs to one event loop."""
 
-    def __init__(self, name: str, address: str, serve: Callable[[socket.socket], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        serve: Callable[[socket.socket], Awaitable[None]],
+        listeners: Listeners | None = None,
+    ) -> None:
         """``name``: that of the source in Status."""
         self._name = name
         self._address = address
         self._serve = serve
-        self._trying: asyncio.Task[None] | None = None
+        self._listeners = listeners or Listeners()
+        self._task: asyncio.Task[None] | None = None
         self._problem = ""
 
     async def start(self) -> None:
-        """Listens, or goes on trying every RETRY_S."""
-        if not await self._listen():
-            self._trying = asyncio.create_task(self._try())
+        """Listens, or goes on trying every RETRY_S, or waits for the supervisor."""
+        self._listeners.add(self._name, self)
+        if not self._listeners.kept and not await self._listen():
+            self._task = asyncio.create_task(self._try())
 
     def stop(self) -> None:
-        if self._trying:
-            self._trying.cancel()
+        if self._task:
+            self._task.cancel()
+
+    def given(self, listener: socket.socket) -> None:
+        """Serves ``listener``, which the supervisor keeps open."""
+        listener.setblocking(False)
+        self._problem = ""
+        self._task = asyncio.create_task(self._serve_given(listener))
+
+    def fails(self, problem: str) -> None:
+        """Reports that the supervisor could not bind the port."""
+        self._problem = problem
 
     def sources(self) -> list[pb.Source]:
         """Returns its state for Status, if it is degraded."""
@@ -46,20 +119,23 @@ class TcpPort:
             return []
         return [pb.Source(name=self._name, state="degraded", reason=self._problem)]
 
+    async def _serve_given(self, listener: socket.socket) -> None:
+        await self._serve(listener)
+
     async def _try(self) -> None:
         while not await self._listen():
             await asyncio.sleep(RETRY_S)
         _log.warning("listening on %s now", self._address)
 
     async def _listen(self) -> bool:
-        host, _, port = self._address.rpartition(":")
-        host = host.strip("[]")
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-            family, _, _, _, address = found[0]
-            listener = bind(family, address)
+            family, address = await asyncio.to_thread(resolved, self._address)
+            store = self._listeners.store
+            if (listener := store.take(self._name, family, address)) is None:
+                listener = bind(family, address)
+                store.keep(self._name, listener)
         except OSError as e:
-            problem = f"cannot listen on {self._address}: {e.strerror or e}; it is tried again every {RETRY_S:.0f} s"
+            problem = problem_of(self._address, e)
             if problem != self._problem:
                 _log.error("%s", problem)
             self._problem = problem
@@ -67,24 +143,3 @@ class TcpPort:
         await self._serve(listener)
         self._problem = ""
         return True
-
-
-def bind(family: int, address: Any) -> socket.socket:
-    """Returns a listening socket that does not block. Raises OSError."""
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        if family != socket.AF_UNIX:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Its connections inherit them: one whose other end is gone gives its place back after two minutes.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE:
-                listener.setsockopt(socket.IPPROTO_TCP, option, value)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener

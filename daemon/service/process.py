@@ -29,6 +29,7 @@ from probing.daemon.service.gossip import Gossip
 from probing.daemon.service.job_peers import JobPeers
 from probing.daemon.service.late import Late
 from probing.daemon.service.limits import Limits
+from probing.daemon.service.listening import Listeners
 from probing.daemon.service.live import live_tables
 from probing.daemon.service.members import address_of, member_rows, membership_of
 from probing.daemon.service.outgoing import Outgoing
@@ -68,12 +69,14 @@ async def _serve(config: Config, doors: Doors) -> None:
     collector = CollectorClient(config.control_socket)
     pool = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=config.query.workers)
     gate = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=1, renew_after=1000, role="gate")
-    server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit)
-    service, diagnosis, metrics, gossip = _service(config, collector, (pool, gate), server, doors)
+    listeners = Listeners.inherited()
+    server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit, listeners)
+    service, diagnosis, metrics, gossip = _service(config, collector, (pool, gate), server, doors, listeners)
     await server.start(service, _flight(service, server) if config.flight else None)
     gossip.start()
     if metrics:
         await metrics.start()
+    listeners.start()
     channel = grpc.insecure_channel(f"unix:{config.socket}")
     watch = Watch(config.hang_s, partial(_answers, channel))
     watch.start()
@@ -95,6 +98,7 @@ async def _serve(config: Config, doors: Doors) -> None:
     # A gRPC call still in progress at the interpreter's exit would crash it.
     channel.close()
     await asyncio.to_thread(watch.stop)
+    listeners.stop()
     if metrics:
         metrics.stop()
     await asyncio.to_thread(diagnosis.stop)
@@ -128,6 +132,7 @@ def _service(
     pools: tuple[WorkerPool, WorkerPool],
     server: Server,
     doors: Doors,
+    listeners: Listeners,
 ) -> tuple[NodeService, Diagnosis, Metrics | None, Gossip]:
     limits = Limits(query_s=config.query.timeout_s, unread_s=config.query.unread_s)
     membership = membership_of(config, version("probingd"))
@@ -159,7 +164,7 @@ def _service(
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
     diagnosis = Diagnosis(config, collector, engine, JobPeers(membership, stubs, asyncio.get_running_loop()))
-    metrics = _metrics(config, node, engine, with_own, doors, lambda: service.calls)
+    metrics = _metrics(config, node, engine, with_own, doors, lambda: service.calls, listeners)
 
     def all_sources() -> list[pb.Source]:
         found = [*server.sources(), *(metrics.sources() if metrics else ())]
@@ -209,10 +214,22 @@ def _metrics(
     status: Callable[[float], Mapping[str, Any]],
     doors: Doors,
     calls: Callable[[], Mapping[str, int]],
+    listeners: Listeners,
 ) -> Metrics | None:
     if not config.http:
         return None
     # Who has no page does without the library in memory.
     from probing.daemon.service.metrics.service import Metrics
 
-    return Metrics(config.http, node.name, node.version, engine, status, doors.keeper, doors.tls, doors.audit, calls)
+    return Metrics(
+        config.http,
+        node.name,
+        node.version,
+        engine,
+        status,
+        doors.keeper,
+        doors.tls,
+        doors.audit,
+        calls,
+        listeners,
+    )

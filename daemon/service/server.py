@@ -22,11 +22,12 @@ from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeSer
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import Doorkeeper
-from probing.daemon.service.listening import TcpPort, bind
+from probing.daemon.service.listening import Listeners, TcpPort
 from probing.daemon.service.malformed import MalformedRequests
 from probing.daemon.service.relay import Relay
 from probing.daemon.service.standard import add_standard_services
 from probing.daemon.service.tls import Tls
+from probing.daemon.supervisor.ports import bind
 
 if TYPE_CHECKING:
     from probing.api.proto.arrow.flight.Flight_pb2_grpc import FlightServiceServicer
@@ -53,7 +54,16 @@ _log = logging.getLogger(__name__)
 class Server:
     """Listens on the Unix socket ``path`` for root and ``group``, and on ``tcp`` (HOST:PORT, or empty)."""
 
-    def __init__(self, path: str, group: str, tcp: str, keeper: Doorkeeper, tls: Tls, audit: Audit) -> None:
+    def __init__(
+        self,
+        path: str,
+        group: str,
+        tcp: str,
+        keeper: Doorkeeper,
+        tls: Tls,
+        audit: Audit,
+        listeners: Listeners | None = None,
+    ) -> None:
         self._path = path
         self._group = group
         self._keeper = keeper
@@ -63,7 +73,7 @@ class Server:
         self._inner = str(Path(path).with_name("rpc.sock"))
         self._relay = Relay(self._inner, tls, audit)
         self._server = grpc.aio.server(options=_OPTIONS, interceptors=[MalformedRequests(self._malformed, MAX_REQUEST)])
-        self._port = TcpPort("tcp", tcp, partial(self._relay.serve, known=False)) if tcp else None
+        self._port = TcpPort("tcp", tcp, partial(self._relay.serve, known=False), listeners) if tcp else None
 
     async def start(self, servicer: NodeServicer, flight: FlightServiceServicer | None = None) -> None:
         """Starts to answer, also Arrow Flight where there is ``flight``. Raises ConfigError if the Unix socket is taken

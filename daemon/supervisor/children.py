@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from probing.daemon.config import Config
 from probing.daemon.supervisor.fatal import ANSWERS, ERROR_FD, MAX_LINE, RESTARTED
+from probing.daemon.supervisor.ports import PORTS_FD
 from probing.daemon.supervisor.rights import Rights, RightsTable
 from probing.daemon.supervisor.runtime import service_config
 
@@ -77,17 +78,25 @@ class Spawner:
         self._service_args = service_config(config).to_args()
 
     def start(
-        self, kind: str, *, connection: socket.socket | None = None, errors: int | None = None, restarted: str = ""
+        self,
+        kind: str,
+        *,
+        connection: socket.socket | None = None,
+        errors: int | None = None,
+        ports: int | None = None,
+        restarted: str = "",
     ) -> subprocess.Popen[bytes]:
         """Starts a process of ``kind`` with ``connection`` as descriptor 0 and ``errors`` as the pipe of ``fatal``.
 
-        ``restarted``: how the process before it ended.
+        ``ports``: its end of the channel of ``Ports``. ``restarted``: how the process before it ended.
         """
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **FEW_THREADS}
         if kind == "collector":
             environment |= COLLECTOR_MEMORY
         if errors is not None:
             environment[ERROR_FD] = str(errors)
+        if ports is not None:
+            environment[PORTS_FD] = str(ports)
         if restarted:
             environment[RESTARTED] = restarted
         return subprocess.Popen(
@@ -98,7 +107,7 @@ class Spawner:
             cwd="/",
             close_fds=True,
             umask=0o027,
-            pass_fds=() if errors is None else (errors,),
+            pass_fds=[fd for fd in (errors, ports) if fd is not None],
         )
 
     def command(self, kind: str, rights: Rights) -> list[str]:
@@ -127,10 +136,10 @@ class Service:
     reason: str = ""
     output: bytes = field(default=b"", repr=False)
 
-    def start(self, spawner: Spawner) -> None:
+    def start(self, spawner: Spawner, ports: int | None = None) -> None:
         self.errors, inherited = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self.process = spawner.start(self.kind, errors=inherited, restarted=self.reason)
+            self.process = spawner.start(self.kind, errors=inherited, ports=ports, restarted=self.reason)
         finally:
             os.close(inherited)
         self.started = self.seen = time.monotonic()

@@ -25,6 +25,7 @@ from probing.daemon.supervisor.fatal import parse
 from probing.daemon.supervisor.journal import line_of
 from probing.daemon.supervisor.memory import MemoryLimits
 from probing.daemon.supervisor.notify import notify, watchdog_interval
+from probing.daemon.supervisor.ports import Ports
 from probing.daemon.supervisor.reload import check_reload
 from probing.daemon.supervisor.requirements import raise_limits, require
 from probing.daemon.supervisor.rights import RightsTable
@@ -65,6 +66,7 @@ class Supervisor:
         self._reread = reread
         self._rights = rights
         self._runtime = Runtime(config, rights)
+        self._ports = Ports(config)
         self._spawner = spawner or Spawner(rights, config)
         self._selector = selectors.DefaultSelector()
         self._collector = Service("collector")
@@ -112,8 +114,9 @@ class Supervisor:
             now = time.monotonic()
             for child in (self._collector, self._service):
                 if child.due is not None and child.due <= now:
-                    child.start(self._spawner)
-                    self._selector.register(child.errors, selectors.EVENT_READ, child)
+                    self._start(child)
+            if self._ports.due <= now:
+                self._ports.bind()
             self._runtime.keep_state_dir()
             self._press(now)
             if self._watchdog and now >= alive + self._watchdog and self._are_well(now):
@@ -135,6 +138,16 @@ class Supervisor:
                 self._signals(wake)
             if not self._ready and self._collector.answers and self._service.answers:
                 self._answered()
+
+    def _start(self, child: Service) -> None:
+        if child is self._service:
+            # The process before has ended, so a port that it bound itself is free.
+            self._ports.bind(now=True)
+            with self._ports.offer() as channel:
+                child.start(self._spawner, channel.fileno())
+        else:
+            child.start(self._spawner)
+        self._selector.register(child.errors, selectors.EVENT_READ, child)
 
     def _press(self, now: float) -> None:
         """Restarts hung children; a pause of this process itself does not count against them."""
@@ -174,6 +187,7 @@ class Supervisor:
                 log.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
                 self._config = config
                 self._spawner.configure(config)
+                self._ports.configure(config)
         except ProbingError as e:
             log.error("not reloaded, the daemon goes on as it is: %s", line_of(e))
             return
@@ -252,6 +266,7 @@ class Supervisor:
         end(helpers, HELPERS_STOP_S)
         if not keep and pins_of(self._config).exists():
             self._remove_pins()
+        self._ports.close()
         self._runtime.close()
 
     def _remove_pins(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 __all__ = ("Status", "notify", "watchdog_interval")
 
@@ -12,8 +12,11 @@ __all__ = ("Status", "notify", "watchdog_interval")
 _MAX_BYTES = 4000
 
 
-def notify(state: str) -> None:
-    """Sends ``state`` (``READY=1``, ``WATCHDOG=1``, ``STOPPING=1``...) to ``NOTIFY_SOCKET``, if there is one."""
+def notify(state: str, fds: Sequence[int] = ()) -> None:
+    """Sends ``state`` (``READY=1``, ``WATCHDOG=1``, ``STOPPING=1``...) to ``NOTIFY_SOCKET``, if there is one.
+
+    ``fds``: the descriptors of FDSTORE=1.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -22,7 +25,9 @@ def notify(state: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         try:
-            sock.sendto(state.encode()[:_MAX_BYTES].decode(errors="ignore").encode(), address)
+            sock.connect(address)
+            data = state.encode()[:_MAX_BYTES].decode(errors="ignore").encode()
+            socket.send_fds(sock, [data], list(fds)) if fds else sock.send(data)
         except OSError:
             # Not sent again: the next notification follows.
             return

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,13 +125,29 @@ class Service:
         return pa.ipc.open_stream(b"".join(p.arrow for p in parts[:-1])).read_all(), parts[-1].end
 
 
-def start(root: Path, *args: str, log: Path | None = None) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "probing.daemon.service", f"--socket={root}/s.sock", "--node_name=n0"]
+def start(
+    root: Path,
+    *args: str,
+    log: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    fds: Sequence[int] = (),
+    prefix: Sequence[str] = (),
+) -> subprocess.Popen[str]:
+    """Starts a service. It gets ``env`` and the descriptors ``fds`` as well; ``prefix`` runs its command."""
+    argv = [*prefix, sys.executable, "-m", "probing.daemon.service", f"--socket={root}/s.sock", "--node_name=n0"]
     # What it does by itself would be among the requests that tests count.
     argv += ["--diagnose.enabled=false", *args]
     with contextlib.ExitStack() as files:
         stderr = subprocess.PIPE if log is None else files.enter_context(log.open("w"))
-        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd="/")
+        return subprocess.Popen(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd="/",
+            env={**os.environ, **(env or {})},
+            pass_fds=fds,
+        )
 
 
 def token_file(root: Path) -> str:

@@ -9,7 +9,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import Doorkeeper
-from probing.daemon.service.listening import TcpPort
+from probing.daemon.service.listening import Listeners, TcpPort
 from probing.daemon.service.metrics.exposition import RequestTimes
 from probing.daemon.service.metrics.http import HttpServer
 from probing.daemon.service.metrics.scrape import Scraper
@@ -36,10 +36,11 @@ class Metrics:
         tls: Tls,
         audit: Audit,
         calls: Callable[[], Mapping[str, int]],
+        listeners: Listeners | None = None,
     ) -> None:
         self._scraper = Scraper(node, version, engine, status, refused=lambda: audit.counts, calls=calls)
         self._http = HttpServer(self._scraper, keeper, tls, audit)
-        self._port = TcpPort("http", address, self._http.serve)
+        self._port = TcpPort("http", address, self._http.serve, listeners)
 
     async def start(self) -> None:
         """Listens; a port that is taken is tried again."""

@@ -18,7 +18,9 @@ from typing import IO
 import pytest
 from cgroup_support import memory_group
 from long import long
+from ports import free_port
 from process_tree import arguments, family
+from stranger import bind_attempts
 
 from probing.daemon.bpf.pins import prepare
 
@@ -75,6 +77,7 @@ class Daemon:
         self.hang_s = 30.0
         self.config: Path | None = None
         self.errors: IO[str] | int = subprocess.PIPE
+        self.more: list[str] = []
 
     def options(self) -> list[str]:
         return [
@@ -87,6 +90,7 @@ class Daemon:
             "--users.worker=60003",
             "--users.group=60004",
             f"--config={self.config}" if self.config else f"--hang_s={self.hang_s}",
+            *self.more,
         ]
 
     def start(self) -> Daemon:
@@ -246,6 +250,29 @@ def test_hangup_restarts_the_children(daemon: Daemon, until: Callable[..., objec
     for kind, pid in zip(("collector", "service"), before, strict=True):
         until(lambda kind=kind, pid=pid: daemon.child(kind) not in (None, pid))
     assert daemon.end()[0] == 0
+
+
+def test_no_stranger_takes_a_port_while_the_service_restarts(daemon: Daemon, until: Callable[..., object]) -> None:
+    port = free_port()
+    daemon.more = [f"--listen=127.0.0.1:{port}", "--insecure=true"]
+    daemon.start().ready()
+    assert bind_attempts(port) == []
+    taken: list[list[str]] = []
+
+    def replaced(before: int) -> bool:
+        # Twenty ways each, and some of them fall into the time between two services.
+        taken.extend(bind_attempts(port))
+        return daemon.child("service") not in (None, before)
+
+    assert daemon.process is not None
+    for number in (signal.SIGKILL, signal.SIGHUP):
+        before = until(lambda: daemon.child("service"))
+        assert isinstance(before, int)
+        os.kill(before if number == signal.SIGKILL else daemon.process.pid, number)
+        until(lambda before=before: replaced(before))
+    assert taken == []
+    assert daemon.end()[0] == 0
+    assert bind_attempts(port)
 
 
 def test_hangup_takes_a_new_configuration_and_refuses_a_wrong_one(daemon: Daemon, until: Callable[..., object]) -> None:

@@ -179,6 +179,15 @@ def test_the_sockets_belong_to_those_who_connect() -> None:
         assert (unit["SocketUser"], unit["SocketMode"], unit["Accept"]) == (user, "0600", "yes")
 
 
+def test_systemd_keeps_the_ports_of_the_service() -> None:
+    """Over a restart of the unit, and of all of them: a stop for good alone closes what is stored."""
+    unit = settings("probingd-service.service")
+    # listen and http, and those of before while their address changes.
+    assert int(unit["FileDescriptorStoreMax"]) >= 4
+    assert unit["NotifyAccess"] == "main"
+    assert "FileDescriptorStorePreserve" not in unit
+
+
 def test_only_a_stop_reaches_the_pins() -> None:
     unit = settings("probingd-pins.service")
     assert unit["StopPropagatedFrom"] == "probingd.target"

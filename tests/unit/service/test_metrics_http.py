@@ -14,11 +14,12 @@ from probing.daemon.config import TlsConfig
 from probing.daemon.service import listening
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import Doorkeeper, check_listen
-from probing.daemon.service.listening import TcpPort, bind
+from probing.daemon.service.listening import TcpPort
 from probing.daemon.service.metrics import http
 from probing.daemon.service.metrics.http import MAX_CONNECTIONS, HttpServer
 from probing.daemon.service.tls import Tls
 from probing.daemon.service.tokens import Tokens
+from probing.daemon.supervisor.ports import bind
 
 TOKEN = "0123456789abcdef-token"
 PAGE = b"probingd_build_info 1\n"

@@ -12,9 +12,9 @@ from authority import Authority
 from probing.api.errors import ConfigError
 from probing.daemon.config import TlsConfig
 from probing.daemon.service.auth import check_listen
-from probing.daemon.service.listening import bind
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.tls import Tls
+from probing.daemon.supervisor.ports import bind
 
 
 @pytest.fixture(scope="module")

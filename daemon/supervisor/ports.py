@@ -1,0 +1,158 @@
+"""The TCP ports of the service: the supervisor keeps them, so that nobody takes one while the service restarts.
+
+A user who took the port would be shown the tokens of those who connect. The service gets each socket over a channel
+that it inherits, also later, where the port was taken at first. Without a supervisor the service binds by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from probing.api.errors import ProbingError
+from probing.daemon.config import Config
+from probing.daemon.ipc import Channel
+from probing.daemon.supervisor.fd_store import FdStore
+
+__all__ = ("PORTS_FD", "RETRY_S", "Ports", "bind", "problem_of", "resolved")
+
+# The variable with the number of the channel's descriptor.
+PORTS_FD = "PROBINGD_PORTS_FD"
+# Time between attempts to bind a port that is taken, and between look-ups of a name, which may block for seconds, s.
+RETRY_S = 5.0
+NAME_RETRY_S = 60.0
+BACKLOG = 128
+# Seconds without a byte until the first probe, seconds between probes, and their number.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
+_SEND_S = 1.0
+_log = logging.getLogger("probingd.supervisor")
+
+
+@dataclass
+class _Port:
+    """``due``: the time of the next attempt, time.monotonic(). ``problem``: why it does not listen."""
+
+    address: str
+    listener: socket.socket | None = None
+    problem: str = ""
+    due: float = 0.0
+
+
+class Ports:
+    """The ports of a configuration. Belongs to the supervisor's loop."""
+
+    def __init__(self, config: Config) -> None:
+        self._store = FdStore()
+        self._ports: dict[str, _Port] = {}
+        self._channel: Channel | None = None
+        self.configure(config)
+
+    @property
+    def due(self) -> float:
+        """When ``bind`` has something to try, time.monotonic(); infinite while all ports listen."""
+        return min((port.due for port in self._ports.values() if port.listener is None), default=math.inf)
+
+    def configure(self, config: Config) -> None:
+        """Closes the ports that ``config`` has no more. The others keep their sockets."""
+        wanted = {name: address for name, address in (("tcp", config.listen), ("http", config.http)) if address}
+        for name, port in list(self._ports.items()):
+            if wanted.get(name) != port.address:
+                del self._ports[name]
+                if port.listener:
+                    port.listener.close()
+                    self._store.drop(name)
+        for name, address in wanted.items():
+            self._ports.setdefault(name, _Port(address))
+
+    def bind(self, *, now: bool = False) -> None:
+        """Binds the ports that are due, or all that are missing, and hands them to the service that runs."""
+        for name, port in self._ports.items():
+            if port.listener is None and (now or port.due <= time.monotonic()) and self._bind(name, port):
+                self._tell(name, port)
+        self._store.drop_others(self._ports)
+
+    def offer(self) -> socket.socket:
+        """Returns the end of a new channel for a new service, with all ports that listen; the caller closes it."""
+        self._hang_up()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._channel = Channel(ours)
+        for name, port in self._ports.items():
+            self._tell(name, port)
+        return theirs
+
+    def close(self) -> None:
+        self._hang_up()
+        for port in self._ports.values():
+            if port.listener:
+                port.listener.close()
+        self._ports.clear()
+
+    def _bind(self, name: str, port: _Port) -> bool:
+        """Returns whether there is news: a socket, or another problem."""
+        try:
+            family, address = resolved(port.address)
+            if (listener := self._store.take(name, family, address)) is None:
+                listener = bind(family, address)
+                self._store.keep(name, listener)
+            port.listener = listener
+        except OSError as e:
+            port.due = time.monotonic() + (NAME_RETRY_S if isinstance(e, socket.gaierror) else RETRY_S)
+            before, port.problem = port.problem, problem_of(port.address, e)
+            if port.problem != before:
+                _log.error("%s", port.problem)
+            return port.problem != before
+        if port.problem:
+            _log.warning("listening on %s now", port.address)
+        port.problem = ""
+        return True
+
+    def _tell(self, name: str, port: _Port) -> None:
+        if self._channel is not None:
+            fds = () if port.listener is None else (port.listener.fileno(),)
+            header = {"port": name, "address": port.address, "problem": port.problem}
+            # A service that ended gets all ports when it starts again.
+            with contextlib.suppress(ProbingError):
+                self._channel.send(header, fds=fds, timeout=_SEND_S)
+
+    def _hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+def resolved(address: str) -> tuple[int, Any]:
+    """Returns the family and the socket address of HOST:PORT. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    infos = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    return infos[0][0], infos[0][4]
+
+
+def problem_of(address: str, error: OSError) -> str:
+    """Returns what Status says of a port that cannot be bound."""
+    return f"cannot listen on {address}: {error.strerror or error}; it is tried again every {RETRY_S:.0f} s"
+
+
+def bind(family: int, address: Any) -> socket.socket:
+    """Returns a listening socket that does not block. Raises OSError."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Its connections inherit them: one whose other end is gone gives its place back after two minutes.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                listener.setsockopt(socket.IPPROTO_TCP, option, value)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
