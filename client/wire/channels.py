@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from probing.api.errors import ProbingError
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
-from probing.client.wire.connection import OPTIONS, checked
+from probing.client.wire.connection import OPTIONS, checked, route_of, target_of
 from probing.client.wire.tls import Tls, credentials_of
 
 __all__ = ("Channel", "Channels")
@@ -26,13 +27,13 @@ _APART = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 class Channel:
     """A channel to one node, with the stub of its service."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
-        if address.startswith("unix:"):
-            self._channel = grpc.aio.insecure_channel(address, options=_APART)
-        elif credentials is None:
-            self._channel = grpc.aio.insecure_channel(f"dns:///{address}", options=_APART)
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, clear_token: str = "") -> None:
+        self._route = route_of(address, clear_token)
+        target = self._route.target if self._route else target_of(address)
+        if credentials is None or address.startswith("unix:"):
+            self._channel = grpc.aio.insecure_channel(target, options=_APART)
         else:
-            self._channel = grpc.aio.secure_channel(f"dns:///{address}", credentials, options=_APART)
+            self._channel = grpc.aio.secure_channel(target, credentials, options=_APART)
         self.users = 0
         # The generated stub has no types.
         self.stub: Any = NodeStub(self._channel)
@@ -41,8 +42,15 @@ class Channel:
     def connected(self) -> bool:
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
+    @property
+    def problem(self) -> ProbingError | None:
+        """Why the node was not shown the token; None: it was, or does not answer."""
+        return self._route.problem if self._route else None
+
     async def close(self) -> None:
         await self._channel.close()
+        if self._route:
+            self._route.close()
 
 
 class Channels:
@@ -54,11 +62,12 @@ class Channels:
         self._clear_token = token if tls is None else ""
         self._kept: OrderedDict[str, Channel] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = max(32, min(_MOST, (soft - _SPARE) // 2))
+        # A proven route takes three descriptors more.
+        self._most = max(32, min(_MOST, (soft - _SPARE) // (5 if self._clear_token else 2)))
 
     def open(self, address: str) -> Channel:
         """Returns a channel that its user closes. Raises UsageError as ``Connection`` does."""
-        return Channel(checked(address, self._clear_token), self._credentials)
+        return Channel(checked(address, self._clear_token), self._credentials, self._clear_token)
 
     def take(self, address: str) -> Channel:
         """Returns the channel that is kept for ``address``; ``give_back`` ends the use."""

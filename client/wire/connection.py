@@ -6,7 +6,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import grpc
@@ -28,7 +28,10 @@ from probing.client.wire.tls import Tls, credentials_of
 from probing.federation.execution.answer import Reply
 from probing.federation.execution.clocks import measured
 
-__all__ = ("OPTIONS", "Connection", "checked")
+if TYPE_CHECKING:
+    from probing.client.wire.proven import ProvenRoute
+
+__all__ = ("OPTIONS", "Connection", "checked", "route_of", "target_of")
 
 T = TypeVar("T")
 # What a node answers that does not know statements.
@@ -57,7 +60,8 @@ class Connection:
         be read, or a token that would travel in the clear."""
         self.address = checked(address, token if tls is None else "")
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        target = address if address.startswith("unix:") else f"dns:///{address}"
+        self._route = route_of(address, token if tls is None else "")
+        target = self._route.target if self._route else target_of(address)
         credentials = None if tls is None or address.startswith("unix:") else credentials_of(tls)
         self._channel = sheltered(
             lambda: (
@@ -82,7 +86,9 @@ class Connection:
 
     def close(self) -> None:
         """Ends the calls in flight, and waits for their end, but not long."""
-        closed(self._channel.close)
+        # A channel that is left open may not meet another socket at the target of its route.
+        if closed(self._channel.close) and self._route:
+            self._route.close()
 
     def query(
         self,
@@ -234,6 +240,8 @@ class Connection:
 
     def _failed(self, error: grpc.RpcError, begun: float) -> ProbingError:
         """Returns the error of a call that began at ``begun``; after a timeout, calls fail at once for a while."""
+        if self._route and self._route.problem:
+            return self._route.problem
         found = error_of(self.address, error)
         if error.code() in _SILENT and time.monotonic() - begun > _PATIENCE_S:
             self._silence = (time.monotonic() + _PAUSE_S, found)
@@ -259,6 +267,21 @@ def checked(address: str, token: str) -> str:
             hint="use TLS (--tls-ca FILE), or a tunnel to a loopback port, or leave the token out",
         )
     return address
+
+
+def route_of(address: str, clear_token: str) -> ProvenRoute | None:
+    """Returns the way by which ``clear_token``, which no TLS protects, goes to ``address``; None: there is none."""
+    if not clear_token or address.startswith("unix:"):
+        return None
+    # Imported late: the event loop takes long.
+    from probing.client.wire.proven import ProvenRoute
+
+    return ProvenRoute(address)
+
+
+def target_of(address: str) -> str:
+    """Returns what gRPC connects to for ``address``."""
+    return address if address.startswith("unix:") else f"dns:///{address}"
 
 
 def _loopback(host: str) -> bool:

@@ -243,6 +243,8 @@ class _Question:
         self, channel: Channel, address: str, error: grpc.RpcError, seconds: float, begun: int
     ) -> Exception:
         code, details = error.code(), str(error.details() or "")
+        if channel.problem:
+            return channel.problem
         if any(entry[0] == ERROR_KEY for entry in _trailing(error)):
             found = error_of(address, error)
             return too_old(address) if isinstance(found, QueryRejected) and found.message == _NO_SQL else found

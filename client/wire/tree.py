@@ -149,7 +149,8 @@ class _Tree(Generic[T]):
             self._break(parent, PeerError(f"{parent} fell silent while it asked others"))
         except grpc.aio.AioRpcError as e:
             if e.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                self._break(parent, await asyncio.to_thread(error_of, parent, e))
+                error = channel.problem
+                self._break(parent, await asyncio.to_thread(error_of, parent, e) if error is None else error)
         finally:
             call.cancel()
             self._room(-held)

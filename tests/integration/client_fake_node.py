@@ -103,13 +103,20 @@ def insert(cursor: duckdb.DuckDBPyConnection, name: str, rows: list[dict[str, An
 
 
 class FakeNode(NodeServicer):
-    """Listens on ``unix:DIRECTORY/NAME.sock``.
+    """Listens on ``unix:DIRECTORY/NAME.sock``, and on ``tcp``, HOST:PORT, if it is given.
 
     ``error`` is raised by every query, ``hold`` makes queries wait, ``garbage`` is answered as it is; ``meanwhile``
     is called before a query is answered.
     """
 
-    def __init__(self, directory: Path, name: str, tables: Mapping[str, list[dict[str, Any]]] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        tables: Mapping[str, list[dict[str, Any]]] | None = None,
+        *,
+        tcp: str = "",
+    ) -> None:
         self.name = name
         self.address = f"unix:{directory / name}.sock"
         self.peers: list[pb.Peer] = []
@@ -146,9 +153,10 @@ class FakeNode(NodeServicer):
         self.stacks_asked: list[pb.StacksRequest] = []
         self._tables = _Tables(tables or {})
         self._pool = ThreadPoolExecutor(4)
-        self._server = grpc.server(self._pool)
+        self._server = grpc.server(self._pool, options=(("grpc.so_reuseport", 0),))
         add_NodeServicer_to_server(self, self._server)
         assert self._server.add_insecure_port(self.address)
+        self.port = self._server.add_insecure_port(tcp) if tcp else 0
         self._server.start()
 
     def __enter__(self) -> FakeNode:
