@@ -60,11 +60,15 @@ MAX_LABELS = 16
 LEAST_DAYS, LEAST_TABLE_BYTES = 0.05, 1 << 20
 # Sections of what is collected: the scope probe may change their settings. What is kept, and who is told, needs admin.
 _COLLECTED = frozenset(("cuda", "gpu", "host", "logs", "nccl", "net", "sampling", "variables"))
+# Entries of a list that has no bound of its own.
+MAX_ENTRIES = 1024
+# As many as a process is read for at once (values.names.MAX_NAMES).
+MAX_WATCHED = 64
 _T = TypeVar("_T")
 
 
 class Option(NamedTuple):
-    """An option with its default and bounds. ``hidden``: its value may hold a secret, and is not shown to readers."""
+    """An option with its default and bounds; those of a list are of its length. ``hidden``: its value may hold a secret, and is not shown to readers."""
 
     default: Any
     doc: str
@@ -171,7 +175,9 @@ class SamplingConfig(NamedTuple):
 
 @_section
 class VariablesConfig(NamedTuple):
-    watch: tuple[str, ...] = _option((), "variables of trainers to be read and stored, as dotted names")
+    watch: tuple[str, ...] = _option(
+        (), "variables of trainers to be read and stored, as dotted names; at most 64", most=MAX_WATCHED
+    )
     interval_s: float = _option(1.0, "seconds between two readings of the watched variables", 0.1)
 
 
@@ -492,6 +498,9 @@ def _checked(key: str, value: object) -> Any:
     if isinstance(default, tuple):
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
             raise _wrong(key, value, "a list of texts")
+        if len(value) > (most := int(min(option.most, MAX_ENTRIES))):
+            hint = f"leave {len(value) - most} of them out"
+            raise ConfigError(f"{key} has {len(value)} entries, and {most} are the most", hint=hint)
         return tuple(value)
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from probing.api.errors import ConfigError, ProbingError, StoreError, UsageError
 from probing.daemon.collector.live_settings import MAX_CHANGES, SETTINGS, Changes
-from probing.daemon.config import Config, text_of
+from probing.daemon.config import Config, checked_text, options, text_of
+from probing.daemon.python_stack.values.names import MAX_NAMES
 from probing.daemon.source import Identity
 
 WHO = Identity(7, 70, "4711", "r1", "trainer", 0)
@@ -124,6 +126,26 @@ def test_a_key_that_is_none_and_one_of_the_file(tmp_path: Path, key: str, messag
         made(tmp_path).change(key, "1")
     assert caught.value.message == message
     assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("scope", [{}, {"job": "4711"}, {"process": (7, 70)}], ids=["all", "job", "process"])
+@pytest.mark.parametrize("count", [MAX_NAMES + 1, 100_000])
+def test_more_names_than_a_process_is_read_for_are_refused(tmp_path: Path, scope: Any, count: int) -> None:
+    changes = made(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        changes.change("variables.watch", ",".join(f"v{number}" for number in range(count)), **scope)
+    assert caught.value.message == f"variables.watch has {count} entries, and {MAX_NAMES} are the most"
+    assert caught.value.hint == f"leave {count - MAX_NAMES} of them out"
+    names = tuple(f"v{number}" for number in range(MAX_NAMES))
+    changes.change("variables.watch", ",".join(names), **scope)
+    assert changes.value("variables.watch", WHO) == names
+
+
+def test_no_list_of_the_configuration_is_without_bound(tmp_path: Path) -> None:
+    for key, option in options():
+        if isinstance(option.default, tuple):
+            with pytest.raises(ConfigError, match=r" entries, and \d+ are the most"):
+                checked_text(key, ",".join(f"comm.ops={number}" for number in range(100_000)))
 
 
 def test_there_are_not_too_many(tmp_path: Path) -> None:
