@@ -15,7 +15,7 @@ __all__ = ("End", "Item", "QueryProgress", "StatementEnd", "end_of", "statement_
 
 class QueryProgress(NamedTuple):
     """``fraction`` of the work known so far, 0 to 1; negative while unknown. ``rows_to_scan``: rows in the segments
-    that are read; ``elapsed_ms`` since the request began."""
+    that are read, 0 for a caller that is limited to jobs; ``elapsed_ms`` since the request began."""
 
     fraction: float
     rows_to_scan: int
@@ -35,8 +35,8 @@ class StatementEnd:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Ends the answer. ``rows`` of all statements; ``rows_scanned``: rows in the snapshot's segments and log.
-    ``warnings``: rows that the snapshot lacks."""
+    """Ends the answer. ``rows`` of all statements; ``rows_scanned``: rows in the snapshot's segments and log,
+    as many as ``rows`` for a caller that is limited to jobs. ``warnings``: rows that the snapshot lacks."""
 
     rows: int
     rows_scanned: int

@@ -42,6 +42,8 @@ _Cancelled = Callable[[], bool]
 
 
 class _Request(NamedTuple):
+    """``limited``: the caller sees rows of some jobs alone, and no number that counts the rows of others."""
+
     statements: list[Checked | ProbingError]
     started: float
     deadline: float
@@ -49,6 +51,7 @@ class _Request(NamedTuple):
     cancelled: _Cancelled
     progress: bool
     rows_only: bool
+    limited: bool = False
 
     @property
     def left(self) -> float:
@@ -183,7 +186,8 @@ class Engine:
             cancelled=cancelled,
             caller=caller,
         )
-        request = _Request(found, started, deadline, max_bytes, cancelled, progress, rows_only)
+        limited = caller.jobs is not None
+        request = _Request(found, started, deadline, max_bytes, cancelled, progress, rows_only, limited)
         if not request.runnable:
             yield from _all_failed(request)
             return
@@ -228,7 +232,7 @@ class Engine:
         header, payload = _job(request, segments, snapshot.parts, live)
         waiting = deque(enumerate(request.statements))
         rows = 0
-        to_scan = request.rows_to_scan(segments)
+        to_scan = 0 if request.limited else request.rows_to_scan(segments)
         yield from _failed_first(waiting)
         for message in self._pool.run(header, payload, deadline=request.deadline, cancelled=request.cancelled):
             if "part" in message.header:
@@ -237,9 +241,9 @@ class Engine:
                 elapsed_ms = int((time.monotonic() - request.started) * 1000)
                 yield QueryProgress(float(message.header["progress"]), to_scan, elapsed_ms)
             elif "statement" in message.header and waiting:
-                end = statement_end(message.header["statement"], *waiting.popleft())
-                rows += end.rows
-                yield end
+                statement = statement_end(message.header["statement"], *waiting.popleft())
+                rows += statement.rows
+                yield statement
                 yield from _failed_first(waiting)
             elif error := message.header.get("error"):
                 raise error_of(error)
@@ -248,7 +252,8 @@ class Engine:
                 if paths := self._damaged.add(end_of_job.get("damaged", ())):
                     self._store.damaged(paths, REPORT_S)
                 scanned = sum(map(_rows, segments.values()))
-                yield end_of(end_of_job, rows, scanned, [*snapshot.missing, *left_out], complete=not waiting)
+                end = end_of(end_of_job, rows, scanned, [*snapshot.missing, *left_out], complete=not waiting)
+                yield replace(end, rows_scanned=end.rows) if request.limited else end
 
 
 def _job(

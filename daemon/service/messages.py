@@ -13,7 +13,9 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.service.errors import to_proto
 from probing.daemon.stack_wire import ProcessStacks, threads_of
 
-__all__ = ("config_reply", "stacks_reply", "status_fields", "vars_reply")
+__all__ = ("config_reply", "stacks_reply", "status_fields", "status_for_jobs", "vars_reply")
+
+_NOT_SHOWN = "not shown to a token that is limited to jobs"
 
 
 def status_fields(status: Mapping[str, Any]) -> pb.StatusReply:
@@ -22,6 +24,15 @@ def status_fields(status: Mapping[str, Any]) -> pb.StatusReply:
         return ParseDict(dict(status), pb.StatusReply(), ignore_unknown_fields=True)
     except ParseError as e:
         raise InternalError(f"the collector's status makes no sense: {e}") from e
+
+
+def status_for_jobs(status: pb.StatusReply) -> pb.StatusReply:
+    """Returns ``status`` for a caller that is limited to jobs: without texts, which name jobs, and counts of all jobs."""
+    sources = [pb.Source(name=s.name, state=s.state, reason=_NOT_SHOWN if s.reason else "") for s in status.sources]
+    shown = pb.StatusReply(sources=sources, reason=_NOT_SHOWN if status.reason else "")
+    for name in ("node", "version", "instance", "state", "started_ns", "node_time_ns", "boot_id", "engine"):
+        setattr(shown, name, getattr(status, name))
+    return shown
 
 
 def stacks_reply(

@@ -26,7 +26,7 @@ from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
 from probing.daemon.service.late import Late
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.members import packed_peer
-from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, vars_reply
+from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, status_for_jobs, vars_reply
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.query_many import QueryMany
 from probing.daemon.service.streams import Form, Streams
@@ -273,7 +273,7 @@ class NodeService(NodeServicer):
             reply.reason = "; ".join(filter(None, (reply.reason, f"the service was started again: {restarted}")))
         reply.sources.extend(self._sources())
         reply.node_time_ns = self._now_ns()
-        return reply
+        return reply if caller.jobs is None else status_for_jobs(reply)
 
     def _without_collector(self) -> str:
         young = time.monotonic() - self._started < START_UP_S
