@@ -68,7 +68,8 @@ _T = TypeVar("_T")
 
 
 class Option(NamedTuple):
-    """An option with its default and bounds; those of a list are of its length. ``hidden``: its value may hold a secret, and is not shown to readers."""
+    """An option with its default and bounds; those of a list are of its length. ``hidden``: its value may hold a
+    secret, and is not shown to readers."""
 
     default: Any
     doc: str

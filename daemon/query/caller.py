@@ -20,9 +20,10 @@ class Scope(Enum):
 
 @dataclass(frozen=True)
 class Caller:
-    """``listener``: ``unix`` or ``tcp``. ``who``: uid or address of the other end. ``pid`` 0: unknown. ``reserved``: it
-    has threads and slots reserved for it, as root and the daemon itself have. ``name``: of its token or certificate.
-    ``scopes``: what it may do, once it is identified. ``jobs``: those whose rows it may see; None: all."""
+    """``listener``: ``unix`` or ``tcp``. ``who``: uid or ``peer_name`` of the other end. ``pid`` 0: unknown.
+    ``reserved``: it has threads and slots reserved for it, as root and the daemon itself have. ``name``: of its token
+    or certificate. ``scopes``: what it may do, once it is identified. ``jobs``: those whose rows it may see; None:
+    all."""
 
     listener: str
     who: str
@@ -38,9 +39,14 @@ class Caller:
         return "root" if self.reserved else self.listener
 
     @property
-    def key(self) -> tuple[str, str]:
-        """The key by which its calls are counted: all processes of a user are one caller."""
-        return self.listener, self.who
+    def key(self) -> tuple[str, str, str]:
+        """The key by which its calls are counted: all processes of a user with the same token are one caller."""
+        return self.listener, self.who, self.name
+
+    @property
+    def holder(self) -> str:
+        """The token or certificate by which it is counted over all places it comes from, else ``who``."""
+        return self.name or self.who
 
     def __str__(self) -> str:
         if self.listener == "unix":

@@ -1,8 +1,8 @@
 """Admits gRPC calls: gives each a thread, or refuses it at once.
 
-Threads are bounded by kind of call, by share (root, other users, TCP) and by caller. No call takes threads of another
-share or kind, so a call about the daemon itself never waits for queries. A Query that is admitted then waits for a free
-slot in ``query/concurrency.py``, which limits how many run in SQL workers.
+Threads are bounded by kind of call, by share (root, other users, TCP), by caller, and on TCP by token. No call takes
+threads of another share or kind, so a call about the daemon itself never waits for queries. A Query that is admitted
+then waits for a free slot in ``query/concurrency.py``, which limits how many run in SQL workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ T = TypeVar("T")
 
 
 class CallKind(Enum):
-    """Calls that share threads: at most ``most`` of a share at the same time, and ``each`` of one caller."""
+    """Calls that share threads: at most ``most`` of a share at the same time, and ``each`` of one caller.
+
+    TCP has ``each / 2`` more, which one token or certificate alone does not get.
+    """
 
     QUERY = ("queries", 32, 16)
     TARGETS = ("requests for stacks or variables", 8, 4)
@@ -41,19 +44,27 @@ class CallKind(Enum):
 class _Share:
     def __init__(self, kind: CallKind, name: str) -> None:
         self.kind = kind
-        self.calls: Counter[tuple[str, str]] = Counter()
-        self.executor = ThreadPoolExecutor(kind.most, thread_name_prefix=f"{name}-{kind.name.lower()}")
+        self.most = kind.most + (kind.each // 2 if name == "tcp" else 0)
+        self.calls: Counter[tuple[str, str, str]] = Counter()
+        self.holders: Counter[str] = Counter()
+        self.executor = ThreadPoolExecutor(self.most, thread_name_prefix=f"{name}-{kind.name.lower()}")
 
     def enter(self, caller: Caller) -> None:
-        if self.calls[caller.key] >= self.kind.each:
-            raise Overloaded(f"{self.kind.each} {self.kind.what} of {caller} are under way", hint="end some of them")
-        if self.calls.total() >= self.kind.most:
-            raise Overloaded(f"{self.kind.most} {self.kind.what} are under way", hint="ask again in a while")
+        kind, end_some = self.kind, "end some of them"
+        if self.calls[caller.key] >= kind.each:
+            raise Overloaded(f"{kind.each} {kind.what} of {caller} are under way", hint=end_some)
+        if self.holders[caller.holder] >= kind.most:
+            raise Overloaded(f"{kind.most} {kind.what} of {caller.holder} are under way", hint=end_some)
+        if self.calls.total() >= self.most:
+            raise Overloaded(f"{self.most} {kind.what} are under way", hint="ask again in a while")
         self.calls[caller.key] += 1
+        self.holders[caller.holder] += 1
 
     def leave(self, caller: Caller) -> None:
         self.calls[caller.key] -= 1
+        self.holders[caller.holder] -= 1
         self.calls += Counter()
+        self.holders += Counter()
 
 
 class CallAdmission:

@@ -32,7 +32,7 @@ class Audit:
         self._now = now
         # Time of the last line, and what was refused since, by caller and reason; the least recent first.
         self._lines: OrderedDict[tuple[str, str, str], tuple[float, int]] = OrderedDict()
-        self._reads: OrderedDict[tuple[tuple[str, str], str, str], float] = OrderedDict()
+        self._reads: OrderedDict[tuple[tuple[str, str, str], str], float] = OrderedDict()
         self._second = (0.0, 0)
         self._dropped = 0
 
@@ -65,7 +65,7 @@ class Audit:
 
     def _due(self, caller: Caller, what: str) -> bool:
         """Whether a read is the first of its kind in a while."""
-        key = (caller.key, caller.name, what)
+        key = (caller.key, what)
         due = self._now() - self._reads.get(key, -READS_S) >= READS_S
         if due:
             self._reads[key] = self._now()

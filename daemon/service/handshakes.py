@@ -1,4 +1,4 @@
-"""Accepts connections of a TLS port. A handshake has a time limit and a place among few: the oldest gives way."""
+"""Accepts connections of a TLS port. A handshake has a time limit, and a place among few."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import logging
 import socket
 import ssl
 import sys
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.audit import Audit
+from probing.daemon.service.peer_name import peer_name
+from probing.daemon.service.places import Places
 from probing.daemon.service.tls import Tls
 
 __all__ = ("Handshakes",)
 
 HANDSHAKE_S = 5.0
 SHUTDOWN_S = 2.0
-# Connections in their handshake: of one port, and of one address.
+# Connections in their handshake: of one port, and of one address or local user.
 MOST = 64
 EACH = 16
 # Pause where the process has no descriptor left, s.
@@ -49,8 +51,8 @@ class Handshakes:
         self._tls = tls
         self._make = make
         self._audit = audit
-        # In order of age.
-        self._running: dict[asyncio.Task[None], str] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._places: Places[asyncio.Task[None]] = Places(MOST, EACH)
         self._accepting: asyncio.Task[None] | None = None
 
     def start(self, listener: socket.socket) -> None:
@@ -67,32 +69,26 @@ class Handshakes:
         with listener:
             while True:
                 try:
-                    sock, address = await loop.sock_accept(listener)
+                    sock, _ = await loop.sock_accept(listener)
                 except OSError as e:
                     _log.error("cannot accept connections: %s", e.strerror)
                     await asyncio.sleep(PAUSE_S)
                     continue
                 sock.setblocking(False)
-                host = str(address[0])
-                self._make_room(host)
-                task = loop.create_task(self._shake(sock, host))
-                self._running[task] = host
-                task.add_done_callback(lambda done: self._running.pop(done, None))
+                who = peer_name(sock)
+                task = loop.create_task(self._shake(sock, who))
+                self._running.add(task)
+                task.add_done_callback(partial(self._ended, who))
+                if (lost := self._places.take(who, task)) is not None:
+                    crowd, oldest = lost
+                    oldest.cancel()
+                    self._audit.refused(Caller(self._name, crowd), "TLS", "too many handshakes at once")
 
-    def _make_room(self, host: str) -> None:
-        """Ends the oldest handshake of ``host`` where it has many, else of the address that has the most."""
-        held = Counter(self._running.values())
-        crowd = host
-        if held[host] < EACH:
-            if len(self._running) < MOST:
-                return
-            crowd = held.most_common(1)[0][0]
-        oldest = next(task for task, of in self._running.items() if of == crowd)
-        self._running.pop(oldest)
-        oldest.cancel()
-        self._audit.refused(Caller(self._name, crowd), "TLS", "too many handshakes at once")
+    def _ended(self, who: str, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._places.leave(who, task)
 
-    async def _shake(self, sock: socket.socket, host: str) -> None:
+    async def _shake(self, sock: socket.socket, who: str) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._make,
@@ -102,7 +98,7 @@ class Handshakes:
                 **_SHUTDOWN,
             )
         except (OSError, ValueError) as e:
-            self._audit.refused(Caller(self._name, host), "TLS", _why(e))
+            self._audit.refused(Caller(self._name, who), "TLS", _why(e))
             sock.close()
         except asyncio.CancelledError:
             sock.close()

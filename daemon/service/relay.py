@@ -17,19 +17,26 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 
+from probing.api.errors import Overloaded
 from probing.daemon.ipc import peer_credentials
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.handshakes import Handshakes
+from probing.daemon.service.peer_name import peer_name
+from probing.daemon.service.places import Places
 from probing.daemon.service.tls import Certificate, Tls
 
 __all__ = ("Link", "Relay")
 
-# Most connections of a share (see Caller), and of one caller.
+# Most authenticated connections of a share (see Caller), and of one caller.
 MOST = {"root": 48, "unix": 64, "tcp": 64}
 EACH = {"root": 40, "unix": 16, "tcp": 16}
+# The same for TCP connections that have not shown a token: a new one takes the place of an old one.
+MOST_UNKNOWN, EACH_UNKNOWN = 64, 16
 # A TCP connection must send the token within this time, s.
 UNKNOWN_S = 10.0
+# A connection that is refused ends after this time, s.
+REFUSED_S = 1.0
 LOG_S = 60.0
 _PEER = "unix-abstract:"
 _log = logging.getLogger(__name__)
@@ -37,12 +44,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Link:
-    """A connection. ``known``: its caller is authenticated. ``certificate``: the one that it showed."""
+    """A connection. ``known``: the authenticated caller that it counts for; None before it is. ``certificate``: the one
+    that it showed."""
 
     name: str
     caller: Caller
     front: asyncio.Transport
-    known: bool
+    known: Caller | None = None
     certificate: Certificate | None = None
 
     def close(self) -> None:
@@ -59,7 +67,9 @@ class Relay:
         self._inner = inner
         self._tls = tls
         self._audit = audit
+        # The least recently used first.
         self._links: dict[str, Link] = {}
+        self._unknown: Places[Link] = Places(MOST_UNKNOWN, EACH_UNKNOWN)
         self._servers: list[asyncio.Server | Handshakes] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused: Counter[str] = Counter()
@@ -90,21 +100,53 @@ class Relay:
             link.close()
 
     def admit(self, transport: asyncio.Transport, *, known: bool) -> Link | None:
-        """Returns the link of a new connection; None if its caller or its share has too many."""
+        """Returns the link of a new connection; None if its caller or its share has too many. One that is not known
+        always has a place, until it is."""
         caller = _caller_of(transport)
-        self._make_room(caller)
-        held = [link.caller for link in self._links.values() if link.caller.share == caller.share]
-        if len(held) >= MOST[caller.share] or sum(one.key == caller.key for one in held) >= EACH[caller.share]:
+        if known and not self._has_room(caller):
             self._report(caller)
             return None
         # Random, so that no other process can take the name first and block the connection.
         secured = transport.get_extra_info("ssl_object")
         certificate = self._tls.certificate(secured) if secured is not None else None
-        link = Link(f"probingd-{secrets.token_hex(12)}", caller, transport, known, certificate)
+        name = f"probingd-{secrets.token_hex(12)}"
+        link = Link(name, caller, transport, caller if known else None, certificate)
         self._links[link.name] = link
         if not known:
+            if (lost := self._unknown.take(caller.who, link)) is not None:
+                self._end(lost[1])
             asyncio.get_running_loop().call_later(UNKNOWN_S, self._end_unknown, link)
         return link
+
+    def know(self, link: Link, caller: Caller) -> None:
+        """Notes that ``caller`` has shown on ``link`` who it is. Raises Overloaded, and ends the connection, if the
+        caller or its token has too many; a token with more of them gives way to others."""
+        if link.known is not None:
+            if link.name in self._links:
+                self._links[link.name] = self._links.pop(link.name)
+            return
+        if not self._has_room(caller):
+            self._report(caller)
+            # The answer goes first.
+            asyncio.get_running_loop().call_later(REFUSED_S, link.close)
+            raise Overloaded(f"{caller} has too many connections, or all are taken", hint="close some of them")
+        self._unknown.leave(link.caller.who, link)
+        link.known = caller
+
+    def _has_room(self, caller: Caller) -> bool:
+        """Returns whether ``caller`` may have one connection more, and makes room where its token has fewer than
+        another one."""
+        share = [(one, link) for link in self._links.values() if (one := link.known) and one.share == caller.share]
+        if sum(one.key == caller.key for one, _ in share) >= EACH[caller.share]:
+            return False
+        if len(share) < MOST[caller.share]:
+            return True
+        held = Counter(one.holder for one, _ in share)
+        crowd, count = held.most_common(1)[0]
+        if caller.listener == "unix" or count <= held[caller.holder] + 1:
+            return False
+        self._end(next(link for one, link in share if one.holder == crowd))
+        return True
 
     def join(self, front: _Front, link: Link) -> None:
         task = asyncio.get_running_loop().create_task(self._join(front, link))
@@ -113,6 +155,7 @@ class Relay:
 
     def forget(self, link: Link) -> None:
         self._links.pop(link.name, None)
+        self._unknown.leave(link.caller.who, link)
 
     async def _join(self, front: _Front, link: Link) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -130,18 +173,13 @@ class Relay:
             return
         front.pass_to(back)
 
-    def _make_room(self, caller: Caller) -> None:
-        """Closes the oldest unauthenticated connection if the caller or its share has no room."""
-        mine = [link for link in self._links.values() if link.caller.share == caller.share]
-        same = [link for link in mine if link.caller.key == caller.key]
-        for found, most in ((same, EACH[caller.share]), (mine, MOST[caller.share])):
-            if len(found) >= most and (oldest := next((link for link in found if not link.known), None)):
-                oldest.close()
-                self.forget(oldest)
-
     def _end_unknown(self, link: Link) -> None:
-        if not link.known:
+        if link.known is None:
             link.close()
+
+    def _end(self, link: Link) -> None:
+        link.close()
+        self.forget(link)
 
     def _report(self, caller: Caller) -> None:
         self._audit.counts["too many connections"] += 1
@@ -228,5 +266,4 @@ def _caller_of(transport: asyncio.Transport) -> Caller:
     if sock.family == socket.AF_UNIX:
         pid, uid, _ = peer_credentials(sock)
         return Caller("unix", str(uid), pid, reserved=uid in (0, os.getuid()))
-    address = transport.get_extra_info("peername")
-    return Caller("tcp", str(address[0]) if address else "unknown")
+    return Caller("tcp", peer_name(sock))

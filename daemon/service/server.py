@@ -127,7 +127,7 @@ class Server:
                     # Its certificate may have ended: a new connection shows the new one.
                     asyncio.get_running_loop().call_later(WRONG_TOKEN_S, link.close)
                 raise
-            link.known = True
+            self._relay.know(link, caller)
             return caller
         return link.caller
 

@@ -1,7 +1,8 @@
 """The HTTP server of /metrics and /healthz: one request a connection, each bounded in bytes and time.
 
 It is asyncio's, in the event loop of the service; nothing here waits but for the caller, and a page is made elsewhere.
-/metrics wants the token as gRPC over TCP does; /healthz says one word and wants none. RFC 9112 has the syntax.
+/metrics wants the token as gRPC over TCP does; /healthz says one word from memory, wants none, and always has a place:
+of too many connections the oldest of the address or local user with the most ends. RFC 9112 has the syntax.
 """
 
 from __future__ import annotations
@@ -9,22 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from probing.api.errors import ProbingError, Unauthenticated
+from probing.api.errors import Overloaded, ProbingError, Unauthenticated
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import Doorkeeper, require
 from probing.daemon.service.handshakes import Handshakes
+from probing.daemon.service.metrics.scrape import BAD
+from probing.daemon.service.peer_name import peer_name
+from probing.daemon.service.places import Places
 from probing.daemon.service.tls import Certificate, Tls
 
 __all__ = ("HttpServer",)
 
 MAX_REQUEST = 8 << 10
-MAX_CONNECTIONS = 32
+# Connections in all, and of one address or local user; and those of them that wait for a page, or read one.
+MAX_CONNECTIONS, EACH = 64, 16
+MAX_PAGES, PAGES_EACH = 32, 8
 # For the whole of a request, and for the whole of an answer, s.
 READ_S = 5.0
 WRITE_S = 10.0
@@ -70,7 +77,8 @@ class HttpServer:
         self._tls = tls
         self._audit = audit
         self._servers: list[asyncio.Server | Handshakes] = []
-        self._connections = 0
+        self._places: Places[asyncio.Transport] = Places(MAX_CONNECTIONS, EACH)
+        self._pages_held: Counter[tuple[str, ...]] = Counter()
 
     async def serve(self, listener: socket.socket) -> None:
         """Accepts connections of ``listener`` and owns it; they speak TLS where it is configured."""
@@ -89,30 +97,35 @@ class HttpServer:
             server.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._connections >= MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._connections += 1
+        transport = writer.transport
+        who = peer_name(transport.get_extra_info("socket"))
+        if (lost := self._places.take(who, transport)) is not None:
+            crowd, oldest = lost
+            oldest.abort()
+            self._audit.refused(Caller("http", crowd), "HTTP", "too many connections at once")
+        # So that nothing is left to be sent where a connection has ended for us.
+        transport.set_write_buffer_limits(0)
         try:
-            await self._exchange(reader, writer)
+            with ExitStack() as held:
+                await self._exchange(reader, writer, Caller("http", who), held)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
-            writer.transport.abort()
+            transport.abort()
         finally:
-            self._connections -= 1
+            self._places.leave(who, transport)
             writer.close()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: Caller, held: ExitStack
+    ) -> None:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_S)
         except asyncio.LimitOverrunError:
             answer, method = _Answer(400, b"the request is too long\n"), "GET"
         else:
             method, path, headers = _parsed(head)
-            address = writer.get_extra_info("peername")
-            caller = Caller("http", str(address[0]) if address else "?")
             secured = writer.get_extra_info("ssl_object")
             certificate = self._tls.certificate(secured) if secured is not None else None
-            answer = await self._answer(method, path, headers, caller, certificate)
+            answer = await self._answer(method, path, headers, caller, certificate, held)
         lines = (
             f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
             f"Content-Type: {answer.kind}",
@@ -131,15 +144,22 @@ class HttpServer:
             await asyncio.wait_for(reader.read(MAX_REQUEST), 1.0)
 
     async def _answer(
-        self, method: str, path: str, headers: Mapping[str, str], caller: Caller, certificate: Certificate | None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        caller: Caller,
+        certificate: Certificate | None,
+        held: ExitStack,
     ) -> _Answer:
+        """``held``: what is given back when the answer is sent."""
         if not method:
             return _Answer(400, b"this is no HTTP request\n")
         if method not in ("GET", "HEAD"):
             return _Answer(405, b"GET and HEAD alone\n", headers="Allow: GET, HEAD\r\n")
         if path == "/healthz":
             state = await self._pages.health()
-            return _Answer(503 if state in ("lost", "starting") else 200, f"{state}\n".encode())
+            return _Answer(503 if state in BAD else 200, f"{state}\n".encode())
         if path != "/metrics":
             return _Answer(404, b"there are /metrics and /healthz\n")
         try:
@@ -148,6 +168,7 @@ class HttpServer:
             require(caller, Scope.READ)
             if caller.jobs is not None:
                 return _Answer(403, b"the token is limited to jobs\n")
+            held.enter_context(self._page_place(caller))
             return _Answer(200, await self._pages.page(), _PAGE)
         except Unauthenticated as e:
             await asyncio.sleep(WRONG_TOKEN_S)
@@ -157,6 +178,18 @@ class HttpServer:
         except Exception as e:
             _log.exception("/metrics failed")
             return _Answer(500, f"the page failed: {type(e).__name__}\n".encode())
+
+    @contextmanager
+    def _page_place(self, caller: Caller) -> Iterator[None]:
+        """Raises Overloaded where too many others have a page under way, or the caller has."""
+        if self._pages_held[caller.key] >= PAGES_EACH or self._pages_held.total() >= MAX_PAGES:
+            raise Overloaded("too many pages at once", hint="scrape less often")
+        self._pages_held[caller.key] += 1
+        try:
+            yield
+        finally:
+            self._pages_held[caller.key] -= 1
+            self._pages_held += Counter()
 
 
 def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:

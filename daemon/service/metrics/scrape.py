@@ -1,4 +1,5 @@
-"""Reads what a page shows, in a thread of its own and by one request, and keeps the page for a second.
+"""Reads what a page shows, in a thread of its own and by one request, and keeps the page for a second; and the state
+of the daemon, which is answered from memory.
 
 However many scrape, one reads: the others get the same page. A page never holds up another call: it has a thread, a
 deadline and one slot of the queries, and what it does not get in time is absent.
@@ -22,13 +23,19 @@ from probing.daemon.service.metrics.exposition import RequestTimes, page_text
 from probing.daemon.service.metrics.page import Readings
 from probing.daemon.service.metrics.parts import PARTS
 
-__all__ = ("Scraper",)
+__all__ = ("BAD", "Scraper")
 
 KEPT_S = 1.0
 # Below the 10 s after which Prometheus gives up.
 QUERY_S = 5.0
 STATUS_S = 1.0
+# A state is known again this long, s: longer than probes of Kubernetes lie apart by default.
+REMEMBERED_S = 15.0
+# The collector's time to say its state, s: nobody waits for all of it.
+STATE_S = 5.0
 MAX_BYTES = 16 << 20
+# States in which /healthz answers 503.
+BAD = frozenset(("lost", "starting"))
 _CALLER = Caller("http", "metrics")
 
 
@@ -47,12 +54,12 @@ class _Engine(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Kept:
     text: bytes
-    until: float
+    made: float
 
 
 class Scraper:
     """``status`` returns the collector's status within so many seconds, ``refused`` the refusals so far, by
-    reason, ``calls`` the calls under way, by kind. Belongs to one event loop."""
+    reason, ``calls`` the calls under way, by kind, ``hooks`` hooks by outcome. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -64,6 +71,7 @@ class Scraper:
         *,
         refused: Callable[[], Mapping[str, int]] = dict,
         calls: Callable[[], Mapping[str, int]] = dict,
+        hooks: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self.times = RequestTimes()
         self._node = node
@@ -73,6 +81,8 @@ class Scraper:
         self._now = now
         self._refused = refused
         self._calls = calls
+        self._hooks = hooks
+        # A thread for the page, and one for the state.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="metrics")
         self._kept: dict[str, _Kept] = {}
         self._making: dict[str, asyncio.Task[bytes]] = {}
@@ -83,24 +93,31 @@ class Scraper:
 
     async def page(self) -> bytes:
         """Returns the text of /metrics, at most KEPT_S old."""
-        return await self._shared("page", self._page)
+        kept = self._kept.get("page")
+        if kept is not None and self._now() - kept.made < KEPT_S:
+            return kept.text
+        return await asyncio.shield(self._task("page", self._page))
 
     async def health(self) -> str:
-        """Returns the state of the daemon in a word, ``lost`` where the collector does not answer."""
-        return (await self._shared("health", lambda: self._state().encode())).decode()
+        """Returns the state of the daemon in a word, ``lost`` where the collector does not answer. A good state that
+        was read lately is answered from memory, and read again behind the answer: no load of others delays it."""
+        kept = self._kept.get("health")
+        if kept is None or self._now() - kept.made >= KEPT_S:
+            reading = self._task("health", self._state)
+            if kept is None or kept.text.decode() in BAD or self._now() - kept.made >= REMEMBERED_S:
+                await asyncio.wait((reading,), timeout=STATUS_S)
+                kept = self._kept.get("health")
+        return kept.text.decode() if kept is not None and self._now() - kept.made < REMEMBERED_S else "lost"
 
-    async def _shared(self, name: str, make: Callable[[], bytes]) -> bytes:
-        kept = self._kept.get(name)
-        if kept is not None and self._now() < kept.until:
-            return kept.text
+    def _task(self, name: str, make: Callable[[], bytes]) -> asyncio.Task[bytes]:
         if name not in self._making:
             self._making[name] = asyncio.create_task(self._make(name, make))
-        return await asyncio.shield(self._making[name])
+        return self._making[name]
 
     async def _make(self, name: str, make: Callable[[], bytes]) -> bytes:
         try:
             text = await asyncio.get_running_loop().run_in_executor(self._threads, make)
-            self._kept[name] = _Kept(text, self._now() + KEPT_S)
+            self._kept[name] = _Kept(text, self._now())
             return text
         finally:
             del self._making[name]
@@ -120,15 +137,16 @@ class Scraper:
             refused=dict(self._refused()),
             waiting_queries=self._engine.waiting,
             calls=dict(self._calls()),
+            hooks=dict(self._hooks()),
         )
         return page_text(readings, self.times)
 
-    def _state(self) -> str:
-        return str(self._read_status()["state"])
+    def _state(self) -> bytes:
+        return str(self._read_status(STATE_S)["state"]).encode()
 
-    def _read_status(self) -> Mapping[str, Any]:
+    def _read_status(self, seconds: float = STATUS_S) -> Mapping[str, Any]:
         try:
-            return {"state": "degraded", **self._status(STATUS_S)}
+            return {"state": "degraded", **self._status(seconds)}
         except ProbingError as e:
             return {"state": "lost", "reason": e.message}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import shutil
 import tempfile
 import threading
@@ -185,7 +186,11 @@ def test_a_wrong_token_gets_nothing(scene: Scene, raw: grpc.Channel) -> None:
         FlightServiceStub(raw).GetFlightInfo(flight.FlightDescriptor(), timeout=20, metadata=wrong)
     with pytest.raises(ProgrammingError, match="the token is wrong"), scene.cursor("", username="a", password="x" * 23):
         pass
-    until(lambda: "a call asked by tcp: 127.0.0.1: refused: the token is wrong" in scene.log.read_text())
+    until(
+        lambda: (
+            f"a call asked by tcp: 127.0.0.1, uid {os.getuid()}: refused: the token is wrong" in scene.log.read_text()
+        )
+    )
 
 
 def test_a_token_of_a_job_sees_its_rows_and_lists_tables(scene: Scene) -> None:
@@ -294,5 +299,5 @@ def test_random_bytes_change_nothing(scene: Scene, raw: grpc.Channel, data: byte
 
 def test_no_token_is_in_the_log(scene: Scene) -> None:
     text = scene.log.read_text()
-    assert "doget asked by tcp: 127.0.0.1 (reader): done" in text
+    assert f"doget asked by tcp: 127.0.0.1, uid {os.getuid()} (reader): done" in text
     assert not any(token in text for token in (READER, TEAM))

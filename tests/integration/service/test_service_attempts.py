@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import socket
@@ -140,10 +141,15 @@ CHANGE = pb.ConfigRequest(key="sampling.hz", value="99")
 NO_SCOPE, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
 GONE, TOO_MUCH = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
 WRONG = grpc.StatusCode.INVALID_ARGUMENT
+REFUSED = f"a call asked by tcp: 127.0.0.1, uid {os.getuid()}: refused"
 # Attempt, how it ends, and the line in the log; empty: gRPC refuses it before there is a call.
 ATTEMPTS: dict[str, tuple[Callable[[Scene], None], tuple[grpc.StatusCode, ...], str]] = {
-    "no token": (status, (UNKNOWN,), "a call asked by tcp: 127.0.0.1: refused"),
-    "wrong token": (lambda s: status(s, *bearer("x" * 23)), (UNKNOWN,), "a call asked by tcp: 127.0.0.1: refused"),
+    "no token": (status, (UNKNOWN,), REFUSED),
+    "wrong token": (
+        lambda s: status(s, *bearer("x" * 23)),
+        (UNKNOWN,),
+        REFUSED,
+    ),
     "a part of a token": (lambda s: status(s, *bearer(READER[:-1])), (UNKNOWN,), "a call asked by"),
     "basic": (lambda s: status(s, ("authorization", f"Basic {READER}")), (UNKNOWN,), "a call asked by"),
     "expired certificate": (expired, (GONE,), "its certificate is refused: certificate has expired"),

@@ -203,7 +203,7 @@ def test_tcp_wants_the_token(service: Service) -> None:
     assert service.process.stderr is not None
     lines = [line for line in service.process.stderr.read().splitlines() if "a call asked by" in line]
     assert len(lines) == 1
-    assert "tcp: 127.0.0.1: refused: " in lines[0]
+    assert f"tcp: 127.0.0.1, uid {os.getuid()}: refused: " in lines[0]
 
 
 def test_a_new_token_is_read(service: Service) -> None:

@@ -16,7 +16,7 @@ from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import Doorkeeper, check_listen
 from probing.daemon.service.listening import TcpPort
 from probing.daemon.service.metrics import http
-from probing.daemon.service.metrics.http import MAX_CONNECTIONS, HttpServer
+from probing.daemon.service.metrics.http import EACH, PAGES_EACH, HttpServer
 from probing.daemon.service.tls import Tls
 from probing.daemon.service.tokens import Tokens
 from probing.daemon.supervisor.ports import bind
@@ -141,18 +141,48 @@ def test_a_page_that_fails_is_an_answer(keeper: Doorkeeper, caplog: pytest.LogCa
     serve(Pages(error=RuntimeError("secret")), keeper, talk_of_bugs)
 
 
-def test_callers_that_say_nothing_are_bounded(keeper: Doorkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_of_callers_that_say_nothing_gives_way(keeper: Doorkeeper) -> None:
+    async def talk(port: int) -> None:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(EACH)]
+        assert (await ask(port, get("/metrics"))).startswith(b"HTTP/1.1 200 ")
+        assert await silent_end(silent.pop(0))
+        for _, writer in silent:
+            writer.close()
+
+    serve(Pages(), keeper, talk)
+
+
+def test_callers_that_say_nothing_have_a_time(keeper: Doorkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "READ_S", 0.2)
 
     async def talk(port: int) -> None:
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS)]
-        await asyncio.sleep(0)
-        # One more is closed at once, and the others after their time.
-        assert await silent_end(await asyncio.open_connection("127.0.0.1", port))
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(EACH)]
         assert all([await silent_end(one) for one in silent])
-        assert (await ask(port, get("/metrics"))).startswith(b"HTTP/1.1 200 ")
 
     serve(Pages(), keeper, talk)
+
+
+def test_pages_at_once_are_bounded_and_health_is_not(keeper: Doorkeeper) -> None:
+    async def talk(port: int) -> None:
+        waiting = [asyncio.create_task(ask(port, get("/metrics"))) for _ in range(PAGES_EACH + 1)]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().partition(b"\r\n\r\n")[2] for task in done] == [b"too many pages at once\n"]
+        assert (await ask(port, get("/healthz", ""))).endswith(b"\r\n\r\nrunning\n")
+        pages.made.set()
+        assert sum(b" 200 OK" in answer for answer in await asyncio.gather(*waiting)) == PAGES_EACH
+
+    pages = SlowPages()
+    serve(pages, keeper, talk)
+
+
+class SlowPages(Pages):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = asyncio.Event()
+
+    async def page(self) -> bytes:
+        await self.made.wait()
+        return PAGE
 
 
 async def silent_end(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bool:

@@ -22,6 +22,7 @@ from probing.api.errors import PeerError, QueryTimeout
 from probing.api.tables import TABLES
 from probing.daemon.arrow import batch_of, ipc_bytes
 from probing.daemon.query.answer import StatementEnd
+from probing.daemon.service.metrics import scrape
 from probing.daemon.service.metrics.exposition import RequestTimes, metric_names, page_text
 from probing.daemon.service.metrics.page import MAX_LABEL, Readings
 from probing.daemon.service.metrics.parts import MOST_SERIES, PARTS
@@ -248,6 +249,45 @@ def test_a_part_that_fails_costs_only_itself(fail: str, read: int) -> None:
 
     found = samples(asyncio.run(scrape()))
     assert sum(value for (name, _), value in found.items() if name == "probingd_scrape_success") == read
+
+
+@pytest.mark.parametrize(
+    ("remembered", "later", "state"),
+    [
+        ("running", 10.0, "running"),
+        ("degraded", 14.0, "degraded"),
+        ("running", 16.0, "lost"),
+        ("starting", 2.0, "starting"),
+    ],
+)
+def test_health_is_remembered_while_the_collector_is_slow(
+    remembered: str, later: float, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrape, "STATUS_S", 0.05)
+    slow, released = threading.Event(), threading.Event()
+
+    def status(seconds: float) -> dict[str, Any]:
+        if slow.is_set():
+            released.wait(30)
+        return {"state": remembered}
+
+    async def ask() -> None:
+        clock = [100.0]
+        scraper = Scraper("n", "1", FakeEngine(), status, lambda: clock[0])
+        assert await scraper.health() == remembered
+        slow.set()
+        clock[0] += later
+        # However many ask, one question to the collector is under way.
+        assert set(await asyncio.gather(*(scraper.health() for _ in range(100)))) == {state}
+        released.set()
+        await until_health(scraper, remembered)
+        scraper.close()
+
+    async def until_health(scraper: Scraper, wanted: str) -> None:
+        while await scraper.health() != wanted:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(ask())
 
 
 def test_without_the_collector_there_is_a_page_that_says_so() -> None:
