@@ -1,12 +1,15 @@
 """The hook process: starts the configured command, or posts to the configured URL, for one finding, and ends.
 
-The connection at descriptor 0 brings the finding as JSON, and takes {"failed": [TEXT, ...]}. The command and the URL
-come from the configuration alone. The process has no rights; it has no sandbox, since the command is the
-administrator's. It does not end with its connection, so that a service that restarts cuts no page short.
+The connection at descriptor 0 brings the finding as JSON, and the ``parts`` that are wanted (empty: both); it takes
+{"failed": [TEXT, ...], "again": [PART, ...]}. The command and the URL come from the configuration alone. The process
+has no rights; it has no sandbox, since the command is the administrator's. It does not end with its connection, so that
+a service that restarts cuts no page short. Whatever the command leaves running, in a session of its own too, ends with
+it: a process that lost its parent becomes a child of this one, the subreaper (prctl(2)).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import shlex
@@ -14,11 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
@@ -30,6 +35,11 @@ from probing.daemon.ipc import Channel
 __all__ = ("main",)
 
 RECEIVE_S = 5.0
+# Time to end what the command left, s.
+END_S = 5.0
+_PAUSE_S = 0.01
+_PR_SET_CHILD_SUBREAPER = 36
+_COMMAND, _WEBHOOK = "command", "webhook"
 MAX_FINDING = 1 << 20
 MAX_VALUE = 1000
 _LIMITS = {
@@ -52,24 +62,41 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=0))
     _limit()
     stand_back()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         request = channel.receive(RECEIVE_S)
         request.close_fds()
         failed = _run(config, request.payload[:MAX_FINDING], request.header)
-        channel.send({"failed": failed}, timeout=RECEIVE_S)
+        texts = [text for outcome in failed.values() for text in outcome.texts]
+        again = [part for part, outcome in failed.items() if outcome.again]
+        channel.send({"failed": texts, "again": again}, timeout=RECEIVE_S)
     except ProbingError as e:
         sys.stderr.write(f"hook: {e.message}\n")
         return 1
-    return 1 if failed else 0
+    finally:
+        _end_orphans(END_S)
+    return 1 if texts else 0
 
 
-def _run(config: DiagnoseConfig, finding: bytes, header: Mapping[str, Any]) -> list[str]:
-    failed = []
-    if config.hook:
-        failed += _start(shlex.split(config.hook), finding, _variables(header), config.hook_timeout_s)
-    if config.webhook:
-        failed += _post(config.webhook, finding, config.hook_timeout_s)
-    return failed
+class _Outcome(NamedTuple):
+    """``texts``: what went wrong with a part of the hook. ``again``: it has to be tried again."""
+
+    texts: list[str]
+    again: bool
+
+
+def _run(config: DiagnoseConfig, finding: bytes, header: Mapping[str, Any]) -> dict[str, _Outcome]:
+    """Returns the outcome of each part that is wanted; the parts of a hook are its command and its webhook."""
+    wanted, seconds = header.get("parts") or (_COMMAND, _WEBHOOK), config.hook_timeout_s
+    outcomes: dict[str, _Outcome] = {}
+    if config.hook and _COMMAND in wanted:
+        texts = _start(shlex.split(config.hook), finding, _variables(header), seconds)
+        left = [] if _end_orphans(END_S) else [f"processes of the command did not end within {END_S:g} s"]
+        outcomes[_COMMAND] = _Outcome([*texts, *left], bool(texts))
+    if config.webhook and _WEBHOOK in wanted:
+        texts = _post(config.webhook, finding, seconds)
+        outcomes[_WEBHOOK] = _Outcome(texts, bool(texts))
+    return outcomes
 
 
 def _start(command: list[str], finding: bytes, variables: Mapping[str, str], timeout: float) -> list[str]:
@@ -102,6 +129,26 @@ def _start(command: list[str], finding: bytes, variables: Mapping[str, str], tim
     if not code:
         return []
     return [f"the command was killed by signal {-code}" if code < 0 else f"the command ended with exit status {code}"]
+
+
+def _end_orphans(seconds: float) -> bool:
+    """Kills the children of this process, and theirs as they become its own, until there are none. Returns False if
+    some are left after ``seconds``."""
+    # The kernel does not give the number of a child away before it was waited for.
+    children = Path("/proc/thread-self/children")
+    until = time.monotonic() + seconds
+    while True:
+        for pid in map(int, children.read_text().split()) if children.exists() else ():
+            with suppress(PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(_PAUSE_S)
 
 
 def _take_end() -> None:
@@ -148,8 +195,9 @@ def _too_late(number: int, frame: FrameType | None) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    # The exception ends the command on its way.
-    del number, frame
+    # The exception ends the command and all that it left on its way, and no second signal cuts that short.
+    del frame
+    signal.signal(number, signal.SIG_IGN)
     raise SystemExit(1)
 
 

@@ -80,6 +80,11 @@ class Diagnosis:
         state = "degraded" if reasons else found.state
         return [found._replace(state=state, reason=first_of(reasons), detail=detail)]
 
+    @property
+    def hooks(self) -> dict[str, int]:
+        """The numbers of hooks by outcome; empty without a configured one."""
+        return self._started.hooks.counts if self._started is not None else {}
+
     def among(self, status: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the collector's ``status`` with the row of the watch among its sources."""
         return {**status, "sources": [*status.get("sources", ()), *(state.to_dict() for state in self.sources())]}

@@ -164,7 +164,7 @@ def _service(
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
     diagnosis = Diagnosis(config, collector, engine, JobPeers(membership, stubs, asyncio.get_running_loop()))
-    metrics = _metrics(config, node, engine, with_own, doors, lambda: service.calls, listeners)
+    metrics = _metrics(config, node, engine, with_own, doors, lambda: service.calls, lambda: diagnosis.hooks, listeners)
 
     def all_sources() -> list[pb.Source]:
         found = [*server.sources(), *(metrics.sources() if metrics else ())]
@@ -214,6 +214,7 @@ def _metrics(
     status: Callable[[float], Mapping[str, Any]],
     doors: Doors,
     calls: Callable[[], Mapping[str, int]],
+    hooks: Callable[[], Mapping[str, int]],
     listeners: Listeners,
 ) -> Metrics | None:
     if not config.http:
@@ -231,5 +232,6 @@ def _metrics(
         doors.tls,
         doors.audit,
         calls,
+        hooks,
         listeners,
     )

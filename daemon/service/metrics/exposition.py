@@ -67,7 +67,7 @@ def metric_names() -> frozenset[str]:
     losses = [{"source": "x", "stage": "ring"}]
     status = {"state": "running", "sources": [{"name": "x"}], "losses": losses, **dict.fromkeys(NUMBERS, 1)}
     rows = {part.name: [_example(part)] for part in PARTS}
-    found = _Collected(Readings("0", "n", rows, {}, status, refused={"x": 1}, calls={"x": 1}), times)
+    found = _Collected(Readings("0", "n", rows, {}, status, refused={"x": 1}, calls={"x": 1}, hooks={"x": 1}), times)
     return frozenset(sample.name for family in found.collect() for sample in family.samples)
 
 

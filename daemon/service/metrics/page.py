@@ -35,7 +35,7 @@ _Key = tuple[str, ...]
 class Readings:
     """What one scrape has read. ``failed``: why a part has no rows. ``status``: the collector's; its state is ``lost``
     where it does not answer. ``seconds``: how long the reading took. ``refused``: connections and calls, by reason.
-    ``calls``: calls under way, by kind."""
+    ``calls``: calls under way, by kind. ``hooks``: hooks of findings, by outcome."""
 
     version: str
     node: str
@@ -47,6 +47,7 @@ class Readings:
     refused: Mapping[str, int] = field(default_factory=dict)
     waiting_queries: int = 0
     calls: Mapping[str, int] = field(default_factory=dict)
+    hooks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,10 @@ def families(readings: Readings) -> Iterator[Family]:
     refused: dict[_Key, float] = {(_label(reason),): float(count) for reason, count in readings.refused.items()}
     if refused:
         yield Family("probingd_refused", "Connections and calls that were refused.", ("reason",), refused, counter=True)
+    hooks: dict[_Key, float] = {(_label(outcome),): float(count) for outcome, count in readings.hooks.items()}
+    if hooks:
+        doc = "Hooks of findings that were started and that failed, and findings that were lost to them."
+        yield Family("probingd_hooks", doc, ("outcome",), hooks, counter=True)
     yield from _of_status(readings.status)
     yield from _of_scrape(readings)
 

@@ -22,7 +22,7 @@ class Metrics:
     """Answers on ``address`` (HOST:PORT). Belongs to one event loop.
 
     ``status`` returns the collector's status within so many seconds, or raises PeerError; ``calls`` the calls under
-    way, by kind.
+    way, by kind, ``hooks`` the hooks of findings, by outcome.
     """
 
     def __init__(
@@ -36,9 +36,10 @@ class Metrics:
         tls: Tls,
         audit: Audit,
         calls: Callable[[], Mapping[str, int]],
+        hooks: Callable[[], Mapping[str, int]],
         listeners: Listeners | None = None,
     ) -> None:
-        self._scraper = Scraper(node, version, engine, status, refused=lambda: audit.counts, calls=calls)
+        self._scraper = Scraper(node, version, engine, status, refused=lambda: audit.counts, calls=calls, hooks=hooks)
         self._http = HttpServer(self._scraper, keeper, tls, audit)
         self._port = TcpPort("http", address, self._http.serve, listeners)
 

@@ -7,7 +7,7 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,7 +19,9 @@ from waiting import until
 
 from probing.daemon.config import DiagnoseConfig
 from probing.daemon.diagnose.finding_row import finding_row
+from probing.daemon.diagnose.hook_queue import job_itself
 from probing.daemon.diagnose.hooks import Hooks
+from probing.daemon.net import pauses
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 
 VERDICT = Verdict("not_joined", "hang", "t", "", "", "", "", ())
@@ -44,10 +46,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts hooks with a listener as the supervisor is one."""
     listeners = []
 
-    def starting(**config: Any) -> Hooks:
+    def starting(owner_of: Callable[[str, str], Hashable] = job_itself, **config: Any) -> Hooks:
         args = [f"--diagnose.{name}={value}" for name, value in config.items()]
         listeners.append(Inetd(tmp_path / "hook.sock", args, ("-m", "probing.daemon.confined.hook")))
-        hooks = Hooks(str(tmp_path / "hook.sock"), "n1", DiagnoseConfig(**config))
+        hooks = Hooks(str(tmp_path / "hook.sock"), "n1", DiagnoseConfig(**config), owner_of)
         hooks.start()
         return hooks
 
@@ -87,8 +89,8 @@ def test_a_command_gets_the_finding_and_variables(tmp_path: Path, start: Start) 
 
 def test_each_finding_has_a_process_of_its_own(tmp_path: Path, start: Start) -> None:
     hooks = start(hook=script(tmp_path, f"echo $$ >>{tmp_path}/pids"))
-    for _ in range(3):
-        hooks.post(ROW)
+    for number in range(3):
+        hooks.post({**ROW, "finding_id": str(number)})
     done(hooks, 3)
     assert len(set((tmp_path / "pids").read_text().split())) == 3
 
@@ -115,6 +117,31 @@ def test_a_command_that_hangs_ends_with_its_children(tmp_path: Path, start: Star
     assert list(hooks.problems) == ["hook: the command did not end within 0.5 s and was killed"]
     for pid in map(int, pids.read_text().split()):
         until(lambda pid=pid: gone(pid))
+
+
+LEFT = {
+    "a session of its own": "setsid sleep 1000 & echo $! >>{pids}",
+    "a double fork": "(setsid sh -c 'sleep 1000 & echo $! >>{pids}' &)",
+    "many that ignore signals": "for i in 1 2 3 4 5 6 7 8; do "
+    "(setsid sh -c 'trap \"\" TERM HUP INT; echo $$ >>{pids}; setsid sleep 1000 & echo $! >>{pids}; wait' &) ; done",
+    "a chain of sessions": "setsid sh -c 'echo $$ >>{pids}; setsid sh -c \"echo \\$\\$ >>{pids}; "
+    "setsid sleep 1000; :\"; :' &",
+}
+
+
+@pytest.mark.parametrize("ends", ["exit 0", "exec sleep 1000"], ids=["ends", "hangs"])
+@pytest.mark.parametrize("left", LEFT.values(), ids=LEFT)
+def test_what_a_command_leaves_in_sessions_of_its_own_ends(tmp_path: Path, start: Start, left: str, ends: str) -> None:
+    pids = tmp_path / "pids"
+    text = f"{left.format(pids=pids)}\nwhile [ ! -s {pids} ]; do sleep 0.01; done\n{ends}"
+    hooks = start(hook=script(tmp_path, text), hook_timeout_s=2.0)
+    hooks.post(ROW)
+    done(hooks)
+    assert hooks.failed == (ends != "exit 0")
+    found = [int(pid) for pid in pids.read_text().split()]
+    assert found
+    for pid in found:
+        assert gone(pid)
 
 
 def gone(pid: int) -> bool:
@@ -202,12 +229,60 @@ def test_a_webhook_that_is_silent_is_given_up(start: Start, web: Callable[..., _
     assert list(hooks.problems) == ["hook: the webhook did not answer within 0.3 s"]
 
 
+def test_a_hook_that_failed_is_tried_again(
+    tmp_path: Path, start: Start, web: Callable[..., _Web], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pauses, "FIRST_S", 0.05)
+    server = web(503)
+    # Its second run succeeds.
+    text = f"echo >>{tmp_path}/runs; [ $(wc -l <{tmp_path}/runs) -gt 1 ]"
+    hooks = start(hook=script(tmp_path, text), webhook=server.url)
+    hooks.post(ROW)
+    until(lambda: len(server.bodies) > 3)
+    server.status = 204
+    until(lambda: list(hooks.problems) == [])
+    until(lambda: hooks.idle)
+    # The command has succeeded, and was not started again for the webhook.
+    assert (tmp_path / "runs").read_text() == "\n\n"
+    assert (hooks.failed, hooks.lost) == (len(server.bodies) - 1, 0)
+    assert hooks.counts == {"started": hooks.started, "failed": hooks.failed, "lost": 0}
+
+
+@pytest.mark.parametrize(
+    "crowd",
+    [
+        [{"job": f"s{number}"} for number in range(200)],
+        [{"job": "s1", "finding_id": str(number)} for number in range(200)],
+        [{"job": f"s{number % 3}", "finding_id": str(number)} for number in range(200)],
+    ],
+    ids=["many jobs", "many findings of a job", "many findings of three jobs"],
+)
+def test_a_page_of_another_owner_is_the_next_whatever_one_owner_has(
+    tmp_path: Path, start: Start, crowd: list[dict[str, str]]
+) -> None:
+    owner_of = lambda job, run: job[0]  # noqa: E731
+    gate = tmp_path / "gate"
+    text = f"echo $PROBING_JOB >>{tmp_path}/jobs; while [ ! -e {gate} ]; do sleep 0.01; done"
+    hooks = start(owner_of, hook=script(tmp_path, text), hook_timeout_s=60.0)
+    for one in crowd:
+        hooks.post({**ROW, **one})
+    hooks.post({**ROW, "job": "victim"})
+    for one in crowd:
+        hooks.post({**ROW, **one, "run": "second"})
+    assert hooks.lost >= 400 - 64 - 1
+    assert "without one" in hooks.detail
+    gate.touch()
+    file = tmp_path / "jobs"
+    jobs = until(lambda: file.exists() and len(lines := file.read_text().split()) > 2 and lines)
+    assert "victim" in jobs[:3]
+
+
 def test_nobody_waits_for_a_hook(tmp_path: Path, start: Start) -> None:
     hooks = start(hook=script(tmp_path, "sleep 1000"), hook_timeout_s=0.2)
-    for _ in range(200):
-        hooks.post(ROW)
+    for number in range(200):
+        hooks.post({**ROW, "finding_id": str(number)})
     # Of more than can wait the newest are dropped, and counted.
-    assert hooks.failed >= 200 - 64 - 1
+    assert hooks.lost >= 200 - 64 - 1
 
 
 def test_without_a_hook_nothing_is_started() -> None:
