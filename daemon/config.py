@@ -499,9 +499,9 @@ def _checked(key: str, value: object) -> Any:
     if isinstance(default, tuple):
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
             raise _wrong(key, value, "a list of texts")
-        if len(value) > (most := int(min(option.most, MAX_ENTRIES))):
-            hint = f"leave {len(value) - most} of them out"
-            raise ConfigError(f"{key} has {len(value)} entries, and {most} are the most", hint=hint)
+        if len(value) > (longest := int(min(option.most, MAX_ENTRIES))):
+            hint = f"leave {len(value) - longest} of them out"
+            raise ConfigError(f"{key} has {len(value)} entries, and {longest} are the most", hint=hint)
         return tuple(value)
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)

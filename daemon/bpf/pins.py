@@ -33,12 +33,14 @@ __all__ = (
     "read_meta",
     "remove_layout",
     "remove_links",
+    "require_writable",
     "take_lock",
     "write_meta",
 )
 
 PIN_ROOT = Path("/sys/fs/bpf/probingd")
 MOUNT_HINT = "mount -t bpf bpf /sys/fs/bpf; in a container, mount the host's /sys/fs/bpf there"
+_READ_ONLY_HINT = "mount -o remount,rw {}; in a container, mount the host's /sys/fs/bpf there without readOnly"
 META = "meta_v1"
 _BPF_FS_MAGIC = 0xCAFE4A11
 # On all architectures.
@@ -51,10 +53,11 @@ _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def prepare(instance: str, pin_root: Path = PIN_ROOT, owner: tuple[int, int] | None = None) -> Path:
     """Creates the instance's folder for ``owner`` (uid, gid), and mounts a bpffs where there is none.
 
-    Raises PrivilegeError for a missing right, UsageError for an invalid name.
+    Raises PrivilegeError for a missing right and for a bpffs that is read-only, UsageError for an invalid name.
     """
     if not _INSTANCE.fullmatch(instance):
         raise UsageError(f"instance {instance!r} is no name", hint="use letters, digits, - and _")
+    require_writable(pin_root)
     try:
         _mount(pin_root)
         folder = pin_root / instance
@@ -68,6 +71,15 @@ def prepare(instance: str, pin_root: Path = PIN_ROOT, owner: tuple[int, int] | N
             f"cannot make {pin_root / instance}: {e.strerror}", hint="`systemctl start probingd` makes it as root"
         ) from e
     return folder
+
+
+def require_writable(pin_root: Path = PIN_ROOT) -> None:
+    """Raises PrivilegeError where ``pin_root`` is on a bpffs that is mounted read-only."""
+    there = existing(pin_root)
+    if _filesystem(there) == _BPF_FS_MAGIC and os.statvfs(there).f_flag & os.ST_RDONLY:
+        mounted = next(path for path in (there, *there.parents) if path.is_mount())
+        message = f"the BPF file system at {mounted} is read-only: probes cannot be pinned in it, nor removed"
+        raise PrivilegeError(message, hint=_READ_ONLY_HINT.format(mounted))
 
 
 def possible(pin_root: Path = PIN_ROOT) -> bool:
@@ -214,6 +226,7 @@ def cleanup(instance: str | None = None, pin_root: Path = PIN_ROOT) -> int:
     try:
         if not pin_root.is_dir():
             return 0
+        require_writable(pin_root)
         for folder in sorted(pin_root.iterdir()) if instance is None else [pin_root / instance]:
             if folder.is_dir():
                 with lock(folder):

@@ -257,6 +257,10 @@ def _pins(config: Config) -> Finding:
 
     def ask() -> Finding:
         there = pins.existing(folder)
+        try:
+            pins.require_writable(there)
+        except PrivilegeError as e:
+            return _finding("pins", False, True, e.message, "nothing can be loaded", e.hint)
         good = pins.possible(there)
         detail = "present" if there == folder else f"none, to be made under {there}"
         detail = detail if good else f"no BPF file system to write to at {there}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ("peer_name",)
 
@@ -22,11 +22,12 @@ _ANSWER_S = 0.5
 
 
 class _Connection(Protocol):
-    family: int
+    @property
+    def family(self) -> int: ...
 
-    def getpeername(self) -> tuple[str, int]: ...
+    def getpeername(self) -> Any: ...
 
-    def getsockname(self) -> tuple[str, int]: ...
+    def getsockname(self) -> Any: ...
 
 
 def peer_name(connection: _Connection) -> str:

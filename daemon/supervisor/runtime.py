@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from probing.api.errors import ProbingError, StateLocked, StoreError
-from probing.daemon.bpf.pins import prepare
+from probing.daemon.bpf.pins import prepare, require_writable
 from probing.daemon.config import CONTROL, PUBLIC, Config
 from probing.daemon.supervisor.lock import Lock, owner_of
 from probing.daemon.supervisor.rights import Account, RightsTable
@@ -139,12 +139,13 @@ class Runtime:
             raise StoreError(f"state directory {path} is not writable for {user}", hint=hint)
 
     def _make_pin_dir(self) -> None:
-        account = self._rights.collector.account
+        account, root = self._rights.collector.account, Path(self._config.probes.bpffs)
         pins = pins_of(self._config)
+        require_writable(root)
         if account and pins.is_dir() and pins.stat().st_uid != account.uid:
             _give_tree(pins, account)
         owner = (account.uid, account.gid) if account else None
-        prepare(self._config.instance, Path(self._config.probes.bpffs), owner)
+        prepare(self._config.instance, root, owner)
 
 
 def make_state_dir(path: Path, account: Account | None) -> None:

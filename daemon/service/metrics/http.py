@@ -77,7 +77,7 @@ class HttpServer:
         self._tls = tls
         self._audit = audit
         self._servers: list[asyncio.Server | Handshakes] = []
-        self._places: Places[asyncio.Transport] = Places(MAX_CONNECTIONS, EACH)
+        self._places: Places[asyncio.WriteTransport] = Places(MAX_CONNECTIONS, EACH)
         self._pages_held: Counter[tuple[str, ...]] = Counter()
 
     async def serve(self, listener: socket.socket) -> None:
