@@ -61,7 +61,7 @@ LEAST_DAYS, LEAST_TABLE_BYTES = 0.05, 1 << 20
 # Sections of what is collected: the scope probe may change their settings. What is kept, and who is told, needs admin.
 _COLLECTED = frozenset(("cuda", "gpu", "host", "logs", "nccl", "net", "sampling", "variables"))
 # Entries of a list that has no bound of its own.
-MAX_ENTRIES = 1024
+MAX_ENTRIES = 1 << 16
 # As many as a process is read for at once (values.names.MAX_NAMES).
 MAX_WATCHED = 64
 _T = TypeVar("_T")

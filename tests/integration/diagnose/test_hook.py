@@ -160,6 +160,20 @@ def test_a_hook_outlives_the_service_and_ends_with_the_daemon(tmp_path: Path, st
     until(lambda: gone(command))
 
 
+@pytest.mark.parametrize("left", LEFT.values(), ids=LEFT)
+def test_what_a_command_left_ends_with_the_daemon(tmp_path: Path, start: Start, left: str) -> None:
+    pids, parents = tmp_path / "pids", tmp_path / "parent"
+    ready = f"while [ ! -s {pids} ]; do sleep 0.01; done; echo $PPID >{parents}; exec sleep 1000"
+    hooks = start(hook=script(tmp_path, f"{left.format(pids=pids)}\n{ready}"), hook_timeout_s=300.0)
+    hooks.post(ROW)
+    parent = until(lambda: parents.exists() and parents.read_text().strip())
+    found = [int(pid) for pid in pids.read_text().split()]
+    os.kill(int(parent), signal.SIGTERM)
+    until(lambda: gone(int(parent)))
+    assert found
+    assert all(gone(pid) for pid in found)
+
+
 class _Web(HTTPServer):
     def __init__(self, status: int, headers: dict[str, str] | None = None, silent: bool = False) -> None:
         self.status, self.headers, self.silent = status, headers or {}, silent
