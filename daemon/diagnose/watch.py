@@ -210,6 +210,11 @@ class JobWatch:
         """Returns whether ranks of this run are, or lately were, on this node."""
         return (job, run) in self._watched
 
+    def owner_of(self, job: str, run: str) -> Hashable:
+        """Returns the uid of the user whose job a run is, where it is watched and known, else the job itself."""
+        one = self._watched.get((job, run))
+        return job if one is None or one.schedule.job.owner is None else one.schedule.job.owner
+
     def take(self, row: Mapping[str, Any]) -> None:
         """Takes a row of ``diagnosis.findings`` of the node that diagnoses the job: it is stored, and known from now
         on, so that its hook is not started again should this node have to go on."""

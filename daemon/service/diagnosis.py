@@ -49,7 +49,7 @@ class Diagnosis:
         from probing.daemon.diagnose.hooks import Hooks
         from probing.daemon.diagnose.watch import JobWatch
 
-        hooks = Hooks(self._hook_socket, self._node, self._options)
+        hooks = Hooks(self._hook_socket, self._node, self._options, lambda job, run: watch.owner_of(job, run))
         jobs = JobFacts(self._node, self.gatherer.get(), self._peers)
         store = FindingsStore(self._collector, self._engine)
         watch = JobWatch(self._node, self._options, store, jobs, hooks.post, self._coordinator)

@@ -8,11 +8,11 @@ from probing.daemon.diagnose.hooks import MAX_WAITING, Hooks
 
 def test_a_queue_that_is_full_is_a_problem() -> None:
     hooks = Hooks("/nonexistent", "n1", DiagnoseConfig(hook="true"))
-    for _ in range(MAX_WAITING):
-        hooks.post({})
-    assert (hooks.failed, list(hooks.problems)) == (0, [])
-    hooks.post({})
-    assert (hooks.failed, list(hooks.problems)) == (1, ["findings without a hook: 64 others wait already"])
+    for number in range(MAX_WAITING):
+        hooks.post({"finding_id": f"f{number}", "job": "j", "run": "r"})
+    assert (hooks.lost, list(hooks.problems)) == (0, [])
+    hooks.post({"finding_id": "last", "job": "j", "run": "r"})
+    assert (hooks.lost, list(hooks.problems)) == (1, ["findings without a hook: 64 others wait already"])
 
 
 def test_without_a_configured_hook_nothing_waits() -> None:
