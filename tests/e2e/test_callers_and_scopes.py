@@ -65,8 +65,8 @@ def test_a_limit_deletes_only_by_admin_confirmed_and_after_its_grace(
     probe, admin = (Caller(daemon, port, base, token) for token in (PROBE, ADMIN))
 
     def oldest() -> str | None:
-        """Returns the first time of the stored rows; None: no segment is left."""
-        (row,) = daemon.query("SELECT min(oldest) AS ts FROM probing.store WHERE kind = 'segments'")
+        """Returns the first time of the stored rows, without old messages of the kernel; None: no segment is left."""
+        (row,) = daemon.query("SELECT min(oldest) AS ts FROM probing.store WHERE table_name <> 'process.kmsg'")
         return str(row["ts"]) if row["ts"] else None
 
     def waiting() -> str | None:
@@ -94,7 +94,7 @@ def test_a_limit_deletes_only_by_admin_confirmed_and_after_its_grace(
     assert admin.ctl("config", EVERYTHING, "--yes", "--persist").returncode == 0
     (collector,) = daemon.children()["probing.daemon.collector"]
     os.kill(collector, signal.SIGKILL)
-    until(lambda: daemon.ctl("status", check=None).returncode == 0 and waiting(), what="the next collector")
+    until(lambda: daemon.ctl("config", KEY, check=None).returncode == 0 and waiting(), what="the next collector")
     assert oldest() == first
     until(lambda: oldest() != first, what="rows that go")
     assert waiting() is None
