@@ -23,7 +23,7 @@ class Caller:
     """``listener``: ``unix`` or ``tcp``. ``who``: uid or ``peer_name`` of the other end. ``pid`` 0: unknown.
     ``reserved``: it has threads and slots reserved for it, as root and the daemon itself have. ``name``: of its token
     or certificate. ``scopes``: what it may do, once it is identified. ``jobs``: those whose rows it may see; None:
-    all."""
+    all. ``nodes``: names of nodes, in lower case, one of which the connection proves it to be."""
 
     listener: str
     who: str
@@ -32,6 +32,7 @@ class Caller:
     name: str = ""
     scopes: frozenset[Scope] = frozenset()
     jobs: frozenset[str] | None = None
+    nodes: frozenset[str] = frozenset()
 
     @property
     def share(self) -> str:

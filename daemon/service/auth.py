@@ -79,7 +79,8 @@ class Doorkeeper:
         """Returns ``caller`` with its name, scopes and jobs. Raises Unauthenticated, and Overloaded for too many calls.
 
         A certificate of a node is enough. Any other caller shows a token where there are tokens; else a certificate of
-        a client gives the scope read, and where nothing is wanted everybody has it and counts as a node.
+        a client gives the scope read, and where nothing is wanted everybody has it and counts as a node. Who shows a
+        certificate and a token has the scopes that both allow.
         """
         try:
             known = self._identified(caller, metadata, certificate)
@@ -95,17 +96,24 @@ class Doorkeeper:
         if certificate is not None:
             self._tls.check(certificate)
         peer = certificate is not None and certificate.peer
-        scopes = GRANTS[Scope.PEER] if peer else frozenset()
         shown = next((value for key, value in metadata if key == "authorization"), "")
         token = self._tokens.find(shown) if shown else None
-        name = certificate.name if certificate else ""
+        if certificate is not None:
+            caller = dataclasses.replace(caller, name=certificate.name, nodes=certificate.nodes)
         if token is not None:
-            jobs = None if peer else token.jobs
-            return dataclasses.replace(caller, name=name or token.name, scopes=scopes | token.scopes, jobs=jobs)
+            scopes = token.scopes & _most(certificate)
+            return dataclasses.replace(caller, name=caller.name or token.name, scopes=scopes, jobs=token.jobs)
         if peer or not self._tokens.wanted:
-            known = scopes or (ONLY if certificate is None else GRANTS[Scope.READ])
-            return dataclasses.replace(caller, name=name, scopes=known)
+            alone = ONLY if certificate is None else GRANTS[Scope.PEER if peer else Scope.READ]
+            return dataclasses.replace(caller, scopes=alone)
         raise Unauthenticated("the token is wrong" if shown else "this node wants a token")
+
+
+def _most(certificate: Certificate | None) -> frozenset[Scope]:
+    """Returns the scopes that a token can have on a connection: a node is no person, and a person no node."""
+    if certificate is None:
+        return frozenset(Scope)
+    return GRANTS[Scope.PEER if certificate.peer else Scope.ADMIN]
 
 
 def permit(method: str, request: Any, caller: Caller) -> Scope:

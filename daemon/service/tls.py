@@ -8,7 +8,7 @@ import ssl
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +27,15 @@ _log = logging.getLogger(__name__)
 
 
 class Certificate(NamedTuple):
-    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: UTC s. ``made``: by which authorities."""
+    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: UTC s. ``made``: by which authorities.
+
+    ``nodes`` are the names of nodes that it proves: the DNS names of a peer's certificate, in lower case."""
 
     name: str
     peer: bool
     ends: float
     made: int
+    nodes: frozenset[str] = frozenset()
 
 
 class Tls:
@@ -86,11 +89,13 @@ class Tls:
             return None
         names = (value for part in shown["subject"] for key, value in part if key == "commonName")
         chain = _verified_chain(connection)
+        peer = bool(chain) and chain[-1] in self._peer_cas
         return Certificate(
             name=_UNSAFE.sub("?", next(names, ""))[:64] or "unnamed",
-            peer=bool(chain) and chain[-1] in self._peer_cas,
+            peer=peer,
             ends=ssl.cert_time_to_seconds(shown["notAfter"]),
             made=self._made if connection.context is self._context else 0,
+            nodes=_nodes(shown.get("subjectAltName", ())) if peer else frozenset(),
         )
 
     def check(self, certificate: Certificate) -> None:
@@ -163,6 +168,14 @@ def _authorities(name: str, key: str) -> frozenset[bytes]:
     if not found:
         raise ConfigError(f"{key} {name} has no certificate", hint=_CA_HINT)
     return found
+
+
+def _nodes(names: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Returns the names of nodes among the alternative ``names`` of a certificate (RFC 5280, 4.2.1.6).
+
+    A wildcard stands for many nodes, and proves none.
+    """
+    return frozenset(name.lower() for kind, name in names if kind == "DNS" and "*" not in name)
 
 
 def _verified_chain(connection: Any) -> list[bytes]:

@@ -144,6 +144,36 @@ def test_a_limited_token_asks_for_its_jobs_alone() -> None:
             permit(method, request, caller)
 
 
+@pytest.mark.parametrize(
+    ("scope", "by_node", "by_person"),
+    [
+        (Scope.READ, {Scope.READ}, {Scope.READ}),
+        (Scope.PROBE, {Scope.READ}, {Scope.READ, Scope.PROBE}),
+        (Scope.ADMIN, {Scope.READ}, {Scope.READ, Scope.PROBE, Scope.ADMIN}),
+        (Scope.PEER, {Scope.READ, Scope.PEER}, {Scope.READ}),
+    ],
+)
+def test_a_certificate_and_a_token_allow_what_both_allow(
+    tmp_path: Path, scope: Scope, by_node: set[Scope], by_person: set[Scope]
+) -> None:
+    made = keeper(written(tmp_path / "t", f'[[token]]\nname = "one"\nscope = "{scope.value}"\nvalue = "{A}"\n'))
+    node = Certificate("gn6", peer=True, ends=4e9, made=0, nodes=frozenset(["gn6"]))
+    person = Certificate("alice", peer=False, ends=4e9, made=0)
+    assert made.identified(TCP, shown(A), node).scopes == by_node
+    assert made.identified(TCP, shown(A), person).scopes == by_person
+    # A token that nobody knows says nothing: the node is itself, and the person is nobody.
+    assert made.identified(TCP, shown(B), node).scopes == GRANTS[Scope.PEER]
+    with pytest.raises(Unauthenticated):
+        made.identified(TCP, shown(B), person)
+
+
+def test_the_jobs_of_a_token_limit_a_node_too(tmp_path: Path) -> None:
+    made = keeper(written(tmp_path / "t", SEVERAL))
+    node = Certificate("gn6", peer=True, ends=4e9, made=0, nodes=frozenset(["gn6"]))
+    caller = made.identified(TCP, shown(B), node)
+    assert (caller.scopes, caller.jobs, caller.nodes) == ({Scope.READ}, {"j1", "j2"}, {"gn6"})
+
+
 def test_a_certificate_that_ended_is_refused() -> None:
     made = keeper("")
     peer = Certificate("gn6", peer=True, ends=4e9, made=0)

@@ -1,0 +1,28 @@
+"""Says which node the connection of a caller proves.
+
+With TLS a node is the DNS names among the alternative names of its certificate. A certificate may have several, such as
+``gn6`` and ``gn6.example.org``, and one that all nodes share has the names of all: so a name that is claimed is checked
+against it, and only where a single member comes into question does the certificate alone say who calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from probing.daemon.query.caller import Caller
+
+__all__ = ("proven_node", "proves_node")
+
+
+def proves_node(caller: Caller, name: str) -> bool:
+    """Returns whether the connection of ``caller`` proves that it is the node ``name``."""
+    return name.lower() in caller.nodes
+
+
+def proven_node(caller: Caller, members: Iterable[str]) -> str | None:
+    """Returns the only name of ``members`` (names of nodes) that the connection of ``caller`` proves.
+
+    None where it proves none or several.
+    """
+    proven = [name for name in members if name and proves_node(caller, name)]
+    return proven[0] if len(proven) == 1 else None
