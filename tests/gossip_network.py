@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import random
 import zlib
@@ -10,12 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from probing.daemon.cluster.keys import NodeKey
 from probing.daemon.cluster.machine import Machine
 from probing.daemon.cluster.messages import MAX_BYTES, Call, Message
-from probing.daemon.cluster.record import Claim, Record
+from probing.daemon.cluster.record import Claim, Record, Update
 from probing.daemon.cluster.view import Times
 
-__all__ = ("Network", "Node", "record")
+__all__ = ("Network", "Node", "key_of_name", "record", "without_keys")
 
 WALL_S = 1_800_000_000
 # Of a call and of an answer beside the message: HTTP/2 frames and headers with known fields, TCP and IP headers.
@@ -27,15 +29,32 @@ def record(name: str, address: str, uid: int, incarnation: int = WALL_S, **more:
     return Record(name, address, incarnation, uid, labels, version="0.1.0", engine="2.0.1", **more)  # type: ignore[arg-type]
 
 
+def key_of_name(name: str) -> NodeKey:
+    return NodeKey(hashlib.sha256(name.encode()).digest())
+
+
+def without_keys(message: Message) -> Message:
+    """Returns what a version without keys reads of ``message``, and passes on."""
+
+    def bare(update: Update) -> Update:
+        return update._replace(record=update.record._replace(key=b"", signature=b""))
+
+    sender = message.sender._replace(key=b"", signature=b"")
+    return message._replace(
+        sender=sender, updates=tuple(map(bare, message.updates)), nonce=b"", proof=b"", relayed=b""
+    )
+
+
 @dataclass
 class Node:
-    """A node that runs while ``up``. ``offset_s`` is how far its clock is ahead."""
+    """A node that runs while ``up``. ``offset_s`` is how far its clock is ahead. ``old``: its version has no keys."""
 
     machine: Machine
     address: str
     up: bool = True
     paused: bool = False
     offset_s: float = 0.0
+    old: bool = False
     sent: Counter[int] = field(default_factory=Counter)
     messages: int = 0
 
@@ -78,10 +97,13 @@ class Network:
         *,
         at: float = 0.0,
         offset_s: float = 0.0,
+        key: NodeKey | None = None,
+        old: bool = False,
     ) -> Node:
-        """Starts a node, in place of any that has its address."""
+        """Starts a node, in place of any that has its address. Its key is made from its name, unless it has another."""
         rng = random.Random(self._rng.getrandbits(64))
-        node = Node(Machine(own, seeds, times, rng), own.address, offset_s=offset_s)
+        key = None if old else key or key_of_name(own.name)
+        node = Node(Machine(own, seeds, times, rng, key), own.address, offset_s=offset_s, old=old)
         if old := self.nodes.get(own.address):
             old.up = False
         self.nodes[own.address] = node
@@ -138,27 +160,30 @@ class Network:
             self._make(node, node.machine.tick(self.now, self._wall_ns(node)))
         self._later(node.machine.times.heartbeat, lambda: self._tick(node))
 
-    def _make(self, node: Node, calls: Iterable[Call], then: Callable[[bool], None] | None = None) -> None:
+    def _make(self, node: Node, calls: Iterable[Call], then: Callable[[bytes | None], None] | None = None) -> None:
         for call in calls:
             self._call(node, call, then)
 
-    def _call(self, node: Node, call: Call, then: Callable[[bool], None] | None = None) -> None:
+    def _call(self, node: Node, call: Call, then: Callable[[bytes | None], None] | None = None) -> None:
+        if node.old:
+            call = call._replace(message=without_keys(call.message))
         self.bytes_sent(node, call.message)
         done: list[bool] = []
 
         def answered(message: Message) -> None:
             if not done and node.up and not node.paused:
                 done.append(True)
+                message = without_keys(message) if node.old else message
                 self._make(node, node.machine.answered(call, message, self.now, self._wall_ns(node)))
                 if then:
-                    then(message.sender.name == call.name)
+                    then(message.proof if message.sender.name == call.name else None)
 
         def late() -> None:
             if not done and node.up and not node.paused:
                 done.append(False)
                 self._make(node, node.machine.unanswered(call, self.now))
                 if then:
-                    then(False)
+                    then(None)
 
         self._later(call.seconds, late)
         other = self.nodes.get(call.address)
@@ -169,16 +194,24 @@ class Network:
         if not node.up or node.paused:
             return
 
+        message = without_keys(message) if node.old else message
+
         def send(answer: Message) -> None:
+            answer = without_keys(answer) if node.old else answer
             self.bytes_sent(node, answer)
             if self._passes(node, source):
                 self._later(self._rng.uniform(*self._delay), lambda: reply(answer))
 
-        asked = node.machine.relay(message.relay, self.now) if message.relay else None
+        asked = node.machine.relay(message.relay, self.now, message.nonce) if message.relay else None
         if asked is None:
             send(node.machine.answer(message, self.now))
         else:
-            self._call(node, asked, lambda ok: send(node.machine.answer(message, self.now, reached=ok)))
+            answer = node.machine.answer
+
+            def relay(proof: bytes | None) -> None:
+                send(answer(message, self.now, reached=proof is not None, relayed=proof or b""))
+
+            self._call(node, asked, relay)
 
     def _passes(self, source: Node, target: Node) -> bool:
         if (source.address, target.address) in self.cut or (target.address, source.address) in self.cut:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from probing.daemon.cluster.keys import NodeKey, answers, is_signed, new_nonce
 from probing.daemon.cluster.messages import MAX_UPDATES, Call, Message, Purpose
-from probing.daemon.cluster.record import Claim, Record, Update, key_of
+from probing.daemon.cluster.record import Claim, Proof, Record, Update, key_of
 from probing.daemon.cluster.repair import asked_for, difference, fitting, listed
 from probing.daemon.cluster.view import Times, View
 
@@ -35,14 +36,20 @@ FORGET_TICKS = 60
 class Machine:
     """Belongs to one thread. All times are given: ``now`` in monotonic seconds, ``wall_ns`` of the node's clock.
 
-    ``seeds`` are addresses of nodes to begin with; they may be set anew at any time.
+    ``seeds`` are addresses of nodes to begin with; they may be set anew at any time. ``key`` signs what the node says of
+    itself.
     """
 
     def __init__(
-        self, own: Record, seeds: Sequence[str] = (), times: Times | None = None, rng: random.Random | None = None
+        self,
+        own: Record,
+        seeds: Sequence[str] = (),
+        times: Times | None = None,
+        rng: random.Random | None = None,
+        key: NodeKey | None = None,
     ) -> None:
         self.times = times or Times()
-        self.view = View(own, self.times)
+        self.view = View(own, self.times, key)
         self.seeds = tuple(seeds)
         self._key = key_of(own.name)
         self._rng = rng or random.Random()  # noqa: S311
@@ -86,10 +93,15 @@ class Machine:
                 calls.append(self._ping(name, now))
         return [*calls, *self._seed_calls(now)]
 
-    def answer(self, message: Message, now: float, *, reached: bool = False) -> Message:
-        """Returns the answer to ``message``; ``reached``: whether the node that it asks to relay to answered."""
+    def answer(
+        self, message: Message, now: float, *, reached: bool = False, relayed: bytes = b"", certified: bool = False
+    ) -> Message:
+        """Returns the answer to ``message``; ``reached``: whether the node that it asks to relay to answered, and
+        ``relayed`` what proves it. ``certified``: the certificate of the caller proves that it is the sender."""
+        if certified:
+            self.view.introduced(message.sender, now)
         self.view.hear((Update.of(message.sender), *message.updates), now)
-        found = self._answer(message, reached)
+        found = self._answer(message, reached)._replace(proof=self.view.proof_for(message.nonce), relayed=relayed)
         self._answered_bytes += sum(update.size for update in found.updates) + 8 * len(found.marks)
         return found
 
@@ -107,27 +119,38 @@ class Machine:
             first.append(namesake.update)
         return self._message((*first, *self._news()), buckets=buckets, marks=marks, reached=reached)
 
-    def relay(self, name: str, now: float) -> Call | None:
-        """Returns the ping that a node asked for; None for a node that is not known."""
-        return self._ping(name, now) if name in self.view.table.entries else None
+    def relay(self, name: str, now: float, nonce: bytes = b"") -> Call | None:
+        """Returns the ping that a node asked for; None for a node that is not known.
 
-    def answered(self, call: Call, message: Message, now: float, wall_ns: int) -> list[Call]:
-        """Takes the answer to ``call``; returns the calls that follow."""
+        ``nonce``: of the node that asked, so that the answer proves to that one that the pinged node lives.
+        """
+        if name not in self.view.table.entries:
+            return None
+        # A probe: what does not answer it is not asked for by further relays.
+        call = self._ping(name, now)._replace(purpose=Purpose.PROBE)
+        return call._replace(message=call.message._replace(nonce=nonce)) if nonce else call
+
+    def answered(
+        self, call: Call, message: Message, now: float, wall_ns: int, *, certified: bool = False
+    ) -> list[Call]:
+        """Takes the answer to ``call``; returns the calls that follow. ``certified``: TLS proved that ``call.name``
+        answered."""
         self._clock(wall_ns)
         sender, view = message.sender, self.view
         if call.purpose is Purpose.RELAY:
-            entry = view.table.entries.get(call.name)
-            # The relay may have reached another life of the node, at another address.
-            reached = (u.record.uid for u in message.updates if u.record.name == call.name)
-            if message.reached and entry and entry.update.record.uid in reached:
-                view.present(entry, now)
-            view.hear(message.updates, now)
+            self._relayed(call, message, now)
             return []
         if sender.name == view.own.name:
             if sender.uid != view.own.uid:
                 view.rival(sender, call.address, now)
             return []
-        view.vouched(sender, call.address, now)
+        proof = Proof.CERTIFICATE if certified and sender.name == call.name else Proof.NONE
+        if sender.key:
+            if not is_signed(sender) or not answers(message.proof, call.message.nonce, sender):
+                return self.unanswered(call, now)
+            proof = max(proof, Proof.KEY)
+        if not view.vouched(sender, call.address, now, proof):
+            return self.unanswered(call, now)
         if call.address in self.seeds:
             self._names[call.address] = sender.name
         entry = view.table.entries.get(sender.name)
@@ -140,6 +163,16 @@ class Machine:
             # The address belongs to another node now.
             return self.unanswered(call, now)
         return self._repairs(call, message, now)
+
+    def _relayed(self, call: Call, message: Message, now: float) -> None:
+        entry = self.view.table.entries.get(call.name)
+        # The relay may have reached another life of the node, at another address.
+        reached = (u.record.uid for u in message.updates if u.record.name == call.name)
+        if message.reached and entry and entry.update.record.uid in reached:
+            # A key that is bound has to prove it: the relay's word is not enough.
+            if not entry.key or answers(message.relayed, call.message.nonce, entry.update.record):
+                self.view.present(entry, now)
+        self.view.hear(message.updates, now)
 
     def unanswered(self, call: Call, now: float) -> list[Call]:
         """Takes that ``call`` got no answer; returns the calls that follow."""
@@ -200,6 +233,7 @@ class Machine:
         return [self._call(Purpose.REPAIR, call.name, call.address, asks, now)._replace(turn=call.turn)]
 
     def _call(self, purpose: Purpose, name: str, address: str, message: Message, now: float) -> Call:
+        message = message._replace(nonce=new_nonce())
         return Call(purpose, name, address, message, 0.8 * self.times.heartbeat, now, self._wall_ns)
 
     def _message(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from probing.daemon.cluster.machine import Machine
 from probing.daemon.cluster.messages import Call, Message
-from probing.daemon.cluster.record import MAX_JOBS, Record
+from probing.daemon.cluster.record import MAX_JOBS, Proof, Record
 from probing.daemon.cluster.table import Entry
 
 __all__ = ("Member", "Membership")
@@ -25,6 +25,7 @@ class Member:
 
     ``jobs`` are marks of the jobs that have ranks there. ``since_ns`` (UTC) is when the state began, as far as this
     node knows, ``heard_ns`` the time since the node answered this one. ``clock_offset_ns`` is its clock minus ours.
+    ``proof`` says what proves its name to this one, as a word of ``record.Proof``; ``keyed``: it has a key.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Member:
     rtt_ns: int | None = None
     clock_offset_ns: int | None = None
     problem: str = ""
+    proof: str = ""
+    keyed: bool = False
 
 
 class Membership:
@@ -68,7 +71,7 @@ class Membership:
             view = self._machine.view
             own = view.own
             made = _member(own, state="healthy", since_ns=self._started_ns, problem=view.conflict(now))
-            found = [replace(made, heard_ns=0, rtt_ns=0, clock_offset_ns=0)]
+            found = [replace(made, heard_ns=0, rtt_ns=0, clock_offset_ns=0, proof=Proof.KEY.word, keyed=bool(own.key))]
             found += [self._other(entry, now, wall_ns) for entry in view.table.entries.values()]
             unknown = [Member("", seed, "unknown") for seed in self._machine.unreached()]
         return (*sorted(found, key=lambda m: m.name), *unknown)
@@ -101,16 +104,36 @@ class Membership:
     def tick(self) -> list[Call]:
         return self._locked(lambda: self._machine.tick(self._monotonic(), self._wall_ns()))
 
-    def answer(self, message: Message, *, reached: bool = False) -> Message:
-        """Returns the answer to a message of another node."""
-        return self._locked(lambda: self._machine.answer(message, self._monotonic(), reached=reached))
+    def answer(
+        self, message: Message, *, reached: bool = False, relayed: bytes = b"", certified: bool = False
+    ) -> Message:
+        """Returns the answer to a message of another node, as ``Machine.answer`` does."""
+        return self._locked(
+            lambda: self._machine.answer(
+                message, self._monotonic(), reached=reached, relayed=relayed, certified=certified
+            )
+        )
 
-    def relay(self, name: str) -> Call | None:
+    def relay(self, name: str, nonce: bytes = b"") -> Call | None:
         """Returns the ping that another node asks for; None where there is nobody to ping."""
-        return self._locked(lambda: self._machine.relay(name, self._monotonic()))
+        return self._locked(lambda: self._machine.relay(name, self._monotonic(), nonce))
 
-    def answered(self, call: Call, message: Message) -> list[Call]:
-        return self._locked(lambda: self._machine.answered(call, message, self._monotonic(), self._wall_ns()))
+    def answered(self, call: Call, message: Message, *, certified: bool = False) -> list[Call]:
+        return self._locked(
+            lambda: self._machine.answered(call, message, self._monotonic(), self._wall_ns(), certified=certified)
+        )
+
+    def proof_of(self, name: str) -> Proof:
+        """Returns what proves the name of another node."""
+        with self._lock:
+            entry = self._machine.view.table.entries.get(name)
+        return entry.proof if entry else Proof.NONE
+
+    def has_key(self, name: str) -> bool:
+        """Returns whether a key is bound to the name of another node: it then takes tokens that are bound to it."""
+        with self._lock:
+            entry = self._machine.view.table.entries.get(name)
+        return bool(entry and entry.key)
 
     def unanswered(self, call: Call) -> list[Call]:
         return self._locked(lambda: self._machine.unanswered(call, self._monotonic()))
@@ -132,6 +155,8 @@ class Membership:
             heard_ns=heard,
             rtt_ns=entry.rtt_ns,
             clock_offset_ns=entry.offset_ns,
+            proof=entry.proof.word,
+            keyed=bool(entry.key),
         )
 
 

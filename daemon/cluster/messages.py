@@ -21,6 +21,9 @@ class Message(NamedTuple):
     ``digests``: a hash of each bucket of the sender's table, none where they are not compared. ``buckets`` are those
     whose ``marks`` of updates the sender lists; ``wanted`` the marks of updates that it asks for. ``relay`` names the
     node that the receiver shall ping in its place, and ``reached`` answers that.
+
+    ``nonce`` is random in a ping; ``proof`` answers it by the key of the sender, and ``relayed`` by that of the node
+    that was pinged in its place.
     """
 
     sender: Record
@@ -32,6 +35,9 @@ class Message(NamedTuple):
     wanted: tuple[int, ...] = ()
     relay: str = ""
     reached: bool = False
+    nonce: bytes = b""
+    proof: bytes = b""
+    relayed: bytes = b""
 
 
 class Purpose(Enum):

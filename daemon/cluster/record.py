@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from probing.api.errors import PeerError
 
-__all__ = ("MAX_INCARNATION", "MAX_JOBS", "Claim", "Record", "Update", "bucket_of", "checked_record", "key_of")
+__all__ = ("MAX_INCARNATION", "MAX_JOBS", "Claim", "Proof", "Record", "Update", "bucket_of", "checked_record", "key_of")
 
 MAX_JOBS = 64
 MAX_LABELS = 16
@@ -34,8 +34,30 @@ class Claim(IntEnum):
     FAILED = 2
 
 
+class Proof(IntEnum):
+    """What proves that a node is the one of its name. A later member counts more than an earlier one."""
+
+    # A version without keys.
+    NONE = 0
+    # Its record is signed by a key, which was the first to be heard of.
+    HEARD = 1
+    # It has answered a challenge of this node by that key.
+    KEY = 2
+    # A connection proved it by TLS.
+    CERTIFICATE = 3
+
+    @property
+    def word(self) -> str:
+        """The word for people; empty for none."""
+        return self.name.lower() if self else ""
+
+
 class Record(NamedTuple):
-    """What a node says of itself. ``uid`` differs at each start; ``jobs`` are marks of the jobs with ranks there."""
+    """What a node says of itself. ``uid`` differs at each start; ``jobs`` are marks of the jobs with ranks there.
+
+    ``key`` is its public key and ``signature`` that of all other fields by it (``keys``); both are empty for a node of
+    a version without keys. The incarnation rises with each change, so that an older record is no news.
+    """
 
     name: str
     address: str
@@ -45,12 +67,19 @@ class Record(NamedTuple):
     jobs: tuple[int, ...] = ()
     version: str = ""
     engine: str = ""
+    key: bytes = b""
+    signature: bytes = b""
+
+    @property
+    def host(self) -> str:
+        """The host of its address."""
+        return self.address.rpartition(":")[0]
 
     @property
     def size(self) -> int:
         """An upper bound of its bytes in a message."""
         texts = len(self.name.encode()) + len(self.address) + len(self.version) + len(self.engine)
-        return 60 + texts + 8 * len(self.jobs) + sum(len(k) + len(v) + 8 for k, v in self.labels)
+        return 60 + texts + len(self.key) + len(self.signature) + 8 * len(self.jobs) + sum(len(k) + len(v) + 8 for k, v in self.labels)
 
 
 class Update(NamedTuple):
@@ -95,6 +124,8 @@ def checked_record(record: Record, *, local: bool = False) -> Record:
         raise PeerError(f"the record of {record.name} has more than {MAX_JOBS} jobs")
     if not _VERSION.fullmatch(record.version) or not _VERSION.fullmatch(record.engine):
         raise PeerError(f"the record of {record.name} has no valid version")
+    if (len(record.key), len(record.signature)) not in ((0, 0), (32, 64)):
+        raise PeerError(f"the record of {record.name} has no valid key")
     if problem := _labels_problem(dict(record.labels)):
         raise PeerError(f"the record of {record.name}: {problem}")
     return record

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from probing.daemon.cluster.record import BUCKETS, Claim, Update, bucket_of, key_of
+from probing.daemon.cluster.record import BUCKETS, Claim, Proof, Update, bucket_of, key_of
 
 __all__ = ("MAX_MEMBERS", "Entry", "Table")
 
@@ -18,10 +19,11 @@ MAX_MEMBERS = 16_384
 class Entry:
     """A node. Times are monotonic seconds: ``changed`` when the claim did, ``heard`` of the last answer to this node,
     ``missing`` since when it has not answered, ``returned`` when it came back after a failure. ``problem`` is the time
-    at which another node of its name was found, and a text."""
+    at which another node of its name was found, and a text. ``key`` is the only one that counts for its name from
+    ``proof`` on; empty where none was bound to it."""
 
     update: Update
-    key: int
+    place: int
     changed: float
     heard: float | None = None
     missing: float | None = None
@@ -29,6 +31,13 @@ class Entry:
     rtt_ns: int | None = None
     offset_ns: int | None = None
     problem: tuple[float, str] | None = None
+    key: bytes = b""
+    proof: Proof = Proof.NONE
+
+    @property
+    def live(self) -> bool:
+        """Whether nothing says that it is gone."""
+        return self.update.claim is Claim.ALIVE and self.missing is None
 
 
 class Table:
@@ -37,6 +46,8 @@ class Table:
     def __init__(self, own: Update) -> None:
         self.entries: dict[str, Entry] = {}
         self.refused = 0
+        # Nodes by host: most have one.
+        self.hosts: Counter[str] = Counter()
         self._own = own
         self._ring: list[tuple[int, str]] = []
         self._digests = [0] * BUCKETS
@@ -62,29 +73,36 @@ class Table:
         """How many other nodes have not failed."""
         return len(self._ring)
 
-    def put(self, update: Update, now: float) -> Entry | None:
-        """Stores ``update``, which holds from now on. Returns None for a new node that the table has no room for."""
+    def put(self, update: Update, now: float, proof: Proof = Proof.NONE) -> Entry | None:
+        """Stores ``update``, which holds from now on. Returns None for a new node that the table has no room for.
+
+        ``proof``: what proves a new node. One that has proven itself takes the place of one that has not.
+        """
         name = update.record.name
         entry = self.entries.get(name)
         if entry is None:
-            if len(self.entries) >= MAX_MEMBERS - 1 and not self._make_room():
+            if len(self.entries) >= MAX_MEMBERS - 1 and not self._make_room(proof):
                 self.refused += 1
                 return None
             entry = self.entries[name] = Entry(update, key_of(name), now)
+            self.hosts[update.record.host] += 1
             self._place(entry)
         else:
             self._place(entry, remove=True)
+            self._count_out(entry)
+            self.hosts[update.record.host] += 1
             if update.claim is not entry.update.claim:
                 entry.changed = now
             entry.update = update
             self._place(entry)
-        self._note(update, entry.key)
+        self._note(update, entry.place)
         return entry
 
     def remove(self, name: str) -> None:
         entry = self.entries.pop(name)
         self._place(entry, remove=True)
-        bucket = bucket_of(entry.key)
+        self._count_out(entry)
+        bucket = bucket_of(entry.place)
         self._digests[bucket] ^= self._buckets[bucket].pop(name)
 
     def after(self, key: int, count: int) -> list[str]:
@@ -106,12 +124,21 @@ class Table:
         for name, mark in self._buckets[bucket].items():
             yield mark, self._own if name == self._own.record.name else self.entries[name].update
 
-    def _make_room(self) -> bool:
-        """Forgets the node that failed first."""
-        failed = [name for name, e in self.entries.items() if e.update.claim is Claim.FAILED]
+    def _make_room(self, proof: Proof) -> bool:
+        """Forgets a node that failed, first of all those that have never proven themselves, and for one that has also
+        one that has not."""
+        failed = [e for e in self.entries.values() if e.update.claim is Claim.FAILED]
+        if not failed and proof > Proof.HEARD:
+            failed = [e for e in self.entries.values() if e.proof <= Proof.HEARD and e.heard is None]
         if failed:
-            self.remove(min(failed, key=lambda name: self.entries[name].changed))
+            self.remove(min(failed, key=lambda e: (e.proof > Proof.HEARD, e.changed)).update.record.name)
         return bool(failed)
+
+    def _count_out(self, entry: Entry) -> None:
+        host = entry.update.record.host
+        self.hosts[host] -= 1
+        if not self.hosts[host]:
+            del self.hosts[host]
 
     def _note(self, update: Update, key: int) -> None:
         bucket = bucket_of(key)
@@ -121,7 +148,7 @@ class Table:
     def _place(self, entry: Entry, *, remove: bool = False) -> None:
         if entry.update.claim is Claim.FAILED:
             return
-        item = (entry.key, entry.update.record.name)
+        item = (entry.place, entry.update.record.name)
         if remove:
             del self._ring[bisect_left(self._ring, item)]
         else:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from probing.daemon.cluster.candidates import Candidates
-from probing.daemon.cluster.record import MAX_INCARNATION, Claim, Record, Update
+from probing.daemon.cluster.keys import NodeKey, is_signed
+from probing.daemon.cluster.record import MAX_INCARNATION, Claim, Proof, Record, Update
 from probing.daemon.cluster.rumors import Rumors
 from probing.daemon.cluster.table import Entry, Table
 
@@ -18,6 +19,11 @@ FORGET_S = 86_400
 MAX_LEAP = 1 << 33
 # What was found of two nodes with one name holds so long, s; it is found again while it lasts.
 CONFLICT_S = 90.0
+# Nodes of one host that only others tell of.
+MAX_OF_HOST = 64
+_ONE_MACHINE = ("127.", "localhost", "[::1]", "unix")
+# Failed nodes that this one has never met: of more, those with the lowest places in the ring stay, at all nodes the same.
+MAX_UNMET = 1024
 # Nodes with this node's name, with which it does not compete for the highest incarnation.
 MAX_RIVALS = 64
 
@@ -35,10 +41,14 @@ class View:
 
     ``wall_s`` is the node's clock. Hearsay adds nodes and makes known ones suspect, no more: each node waits itself
     whether the accused one refutes it, and a live node keeps its address until the new one answers in its name.
+
+    A node's record counts if the key signed it that is bound to its name: the first that is heard of, until the node
+    itself answers by another one, or a certificate proves another one. ``key``: this node's own.
     """
 
-    def __init__(self, own: Record, times: Times) -> None:
-        self.table = Table(Update.of(own))
+    def __init__(self, own: Record, times: Times, key: NodeKey | None = None) -> None:
+        self._key = key
+        self.table = Table(Update.of(self._signed(own)))
         self.rumors = Rumors()
         self.rumors.add(self.table.own)
         self.candidates = Candidates()
@@ -49,6 +59,7 @@ class View:
         self._suspected: set[str] = set()
         self._rivals: set[int] = set()
         self._conflict: tuple[float, str] | None = None
+        self._unmet = 0
 
     @property
     def own(self) -> Record:
@@ -56,8 +67,15 @@ class View:
 
     def announce(self, record: Record) -> None:
         """Makes ``record`` the node's own."""
-        self.table.own = Update.of(record)
+        self.table.own = Update.of(self._signed(record))
         self.rumors.add(self.table.own)
+
+    def _signed(self, record: Record) -> Record:
+        return self._key.signed(record) if self._key else record
+
+    def proof_for(self, nonce: bytes) -> bytes:
+        """Returns what proves to the node that made ``nonce`` that this one lives."""
+        return self._key.answer(nonce, self.own) if self._key else b""
 
     def state_of(self, entry: Entry, now: float) -> str:
         """Returns healthy, suspect, failed or recovering."""
@@ -121,8 +139,15 @@ class View:
         """Removes the nodes that failed long ago."""
         for name in self.failed():
             if self.wall_s - self.table.entries[name].update.since_s > FORGET_S:
-                self.table.remove(name)
-                self.rumors.drop(name)
+                self._drop(name)
+        unmet = [e for e in self.table.entries.values() if e.update.claim is Claim.FAILED and e.heard is None]
+        self._unmet = len(unmet)
+        for entry in sorted(unmet, key=lambda e: e.place)[MAX_UNMET:]:
+            self._drop(entry.update.record.name)
+
+    def _drop(self, name: str) -> None:
+        self.table.remove(name)
+        self.rumors.drop(name)
 
     def _claim(self, entry: Entry, claim: Claim, now: float) -> None:
         self._adopt(Update.of(entry.update.record, claim, self.wall_s), now)
@@ -131,19 +156,44 @@ class View:
 
     def hear(self, updates: Iterable[Update], now: float) -> None:
         for update in updates:
-            entry = self.table.entries.get(update.record.name)
-            if update.record.name == self.own.name:
+            record = update.record
+            entry = self.table.entries.get(record.name)
+            if record.key and not (entry and entry.update.record == record) and not is_signed(record):
+                self.lies += 1
+            elif record.name == self.own.name:
                 self._about_self(update, now)
             elif entry is None:
                 self._unknown(update, now)
-            elif update.rank > entry.update.rank:
-                self._known(entry, update, now)
+            elif self._speaks_for(entry, record, now):
+                known = entry.update
+                # An older node passes on the same claim without the signature.
+                signs = update.rank == known.rank and record.key and not known.record.key
+                if update.rank > known.rank or signs:
+                    self._known(entry, update, now)
+            elif not record.key and record[:4] == entry.update.record[:4] and update.rank > entry.update.rank:
+                self._known(entry, Update.of(entry.update.record, update.claim, update.since_s), now)
+
+    def _speaks_for(self, entry: Entry, record: Record, now: float) -> bool:
+        """Returns whether ``record`` is signed by the key that is bound to the node's name, or none is bound to it."""
+        if record.key == entry.key:
+            return True
+        if record.key and (entry.key or entry.live):
+            # It is bound once the node itself shows it.
+            self.candidates.add(record.name, record.address, now)
+        return not entry.key
 
     def _unknown(self, update: Update, now: float) -> None:
-        if update.record.incarnation > self.wall_s + MAX_LEAP:
+        failed, record = update.claim is Claim.FAILED, update.record
+        if record.incarnation > self.wall_s + MAX_LEAP:
             self.lies += 1
-        elif update.claim is not Claim.FAILED or self.wall_s - update.since_s <= FORGET_S:
+        elif self._crowded(record.host) or (failed and self._unmet >= MAX_UNMET):
+            self.table.refused += 1
+        elif not failed or self.wall_s - update.since_s <= FORGET_S:
             self._adopt(update, now)
+
+    def _crowded(self, host: str) -> bool:
+        """Returns whether a host has more nodes than machines have; a cluster on one machine may have any number."""
+        return self.table.hosts[host] >= MAX_OF_HOST and not host.startswith(_ONE_MACHINE)
 
     def _known(self, entry: Entry, update: Update, now: float) -> None:
         known, record = entry.update, update.record
@@ -158,13 +208,18 @@ class View:
         else:
             self._adopt(update, now)
 
-    def _adopt(self, update: Update, now: float) -> None:
-        name = update.record.name
+    def _adopt(self, update: Update, now: float, proof: Proof = Proof.NONE) -> None:
+        name, key = update.record.name, update.record.key
         before = self.table.entries.get(name)
         was = before.update.claim if before else None
-        entry = self.table.put(update, now)
+        gone = before is None or not before.live
+        entry = self.table.put(update, now, proof)
         if entry is None:
             return
+        if proof:
+            entry.key, entry.proof = key, proof
+        elif key and gone and not entry.key:
+            entry.key, entry.proof = key, Proof.HEARD
         if was is Claim.FAILED and update.claim is Claim.ALIVE:
             entry.returned, entry.missing, entry.heard = now, None, None
         if update.claim is Claim.SUSPECT:
@@ -178,9 +233,11 @@ class View:
             # Its own past, or another node of its name: whether one answers shows.
             self.candidates.add(own.name, record.address, now)
         past = record.incarnation < own.incarnation or record.uid in self._rivals
-        if past or (record == own and update.claim is Claim.ALIVE):
+        # An older node passes it on without key and signature.
+        same = record == own or (not record.key and record == own._replace(key=b"", signature=b""))
+        if past or (same and update.claim is Claim.ALIVE):
             return
-        if record.uid == own.uid and record != own:
+        if record.uid == own.uid and not same:
             self.lies += 1
         # Others do not believe a larger leap either.
         if record.incarnation - own.incarnation <= MAX_LEAP and record.incarnation + 1 < MAX_INCARNATION:
@@ -194,16 +251,22 @@ class View:
             self._rivals.add(other.uid)
         self._conflict = now, f"{address} answers by the name {self.own.name}, too"
 
-    def vouched(self, sender: Record, address: str, now: float) -> None:
-        """Takes the word of another node about itself, which answered at ``address``."""
+    def vouched(self, sender: Record, address: str, now: float, proof: Proof = Proof.NONE) -> bool:
+        """Takes the word of another node about itself, which answered at ``address`` and has proven itself so.
+
+        Returns whether it is the node of its name, as far as this one knows.
+        """
         update = Update.of(sender)
         entry = self.table.entries.get(sender.name)
         if entry is None:
-            self._adopt(update, now)
-            return
+            self._adopt(update, now, proof)
+            return True
         known = entry.update.record
+        if sender.key != entry.key:
+            return self._rebound(entry, update, address, now, proof)
+        entry.proof = max(entry.proof, proof)
         other = known.address != sender.address and known.uid != sender.uid
-        if other and entry.update.claim is Claim.ALIVE and entry.missing is None:
+        if other and entry.live:
             # Two nodes have one name if both answer.
             if entry.heard is not None and entry.heard >= self.candidates.since(sender.name, address):
                 entry.problem = now, f"{address} answers by its name, too"
@@ -211,3 +274,38 @@ class View:
                 self.candidates.add(sender.name, address, now)
         elif update.rank > entry.update.rank or known.uid != sender.uid:
             self._adopt(update, now)
+        return True
+
+    def introduced(self, sender: Record, now: float) -> None:
+        """Takes the word of a caller whose certificate proves that it is the node of ``sender``."""
+        entry = self.table.entries.get(sender.name)
+        if sender.key and not is_signed(sender):
+            self.lies += 1
+        elif sender.name == self.own.name:
+            if sender.uid != self.own.uid:
+                self.rival(sender, sender.address, now)
+        elif entry is None:
+            self._adopt(Update.of(sender), now, Proof.CERTIFICATE)
+        elif sender.key == entry.key:
+            entry.proof = Proof.CERTIFICATE
+        elif entry.proof < Proof.CERTIFICATE or not entry.live:
+            self._adopt(Update.of(sender), now, Proof.CERTIFICATE)
+        else:
+            self.candidates.add(sender.name, sender.address, now)
+
+    def _rebound(self, entry: Entry, update: Update, address: str, now: float, proof: Proof) -> bool:
+        """Binds another key, or none, to the name of a node that answered by it, where that proves more than before.
+
+        Returns whether it did. Else it is said: a key that was lost and made anew, or another node.
+        """
+        there = address == entry.update.record.address
+        more = proof > entry.proof or (proof is Proof.CERTIFICATE and (there or not entry.live))
+        # First heard of by somebody who claimed it: the node itself has no key.
+        unkeyed = there and entry.proof is Proof.HEARD and not update.record.key
+        if not entry.key or more or unkeyed:
+            entry.key, entry.proof = b"", Proof.NONE
+            self._adopt(update, now, proof)
+            return True
+        how = "with another key" if update.record.key else "without its key"
+        entry.problem = now, f"{address} answers by its name {how}"
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from probing.api.errors import PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.cluster.keys import NONCE_BYTES, SIGNATURE_BYTES
 from probing.daemon.cluster.messages import MAX_BYTES, MAX_MARKS, MAX_UPDATES, Message
 from probing.daemon.cluster.record import BUCKETS, Claim, Record, Update, checked_record
 
@@ -24,6 +25,9 @@ def packed(message: Message) -> pb.GossipMessage:
         wanted=message.wanted,
         relay=message.relay,
         reached=message.reached,
+        nonce=message.nonce,
+        proof=message.proof,
+        relayed=message.relayed,
     )
 
 
@@ -34,6 +38,8 @@ def message_of(sent: pb.GossipMessage, *, local: bool = False) -> Message:
         raise PeerError("a message of gossip is too long")
     if max((update.claim for update in sent.updates), default=0) > max(Claim) or sent.wall_ns >= 1 << 63:
         raise PeerError("a message of gossip has no valid claim or time")
+    if len(sent.nonce) not in (0, NONCE_BYTES) or max(len(sent.proof), len(sent.relayed)) > SIGNATURE_BYTES:
+        raise PeerError("a message of gossip has no valid nonce or proof")
     return Message(
         _record(sent.sender, local),
         sent.wall_ns,
@@ -44,6 +50,9 @@ def message_of(sent: pb.GossipMessage, *, local: bool = False) -> Message:
         tuple(sent.wanted),
         sent.relay[:255],
         sent.reached,
+        sent.nonce,
+        sent.proof,
+        sent.relayed,
     )
 
 
@@ -57,12 +66,23 @@ def _packed_record(record: Record) -> pb.MemberRecord:
         jobs=record.jobs,
         version=record.version,
         engine=record.engine,
+        key=record.key,
+        signature=record.signature,
     )
 
 
 def _record(sent: pb.MemberRecord, local: bool) -> Record:
     labels = tuple(sorted(sent.labels.items()))
     found = Record(
-        sent.name, sent.address, sent.incarnation, sent.uid, labels, tuple(sent.jobs), sent.version, sent.engine
+        sent.name,
+        sent.address,
+        sent.incarnation,
+        sent.uid,
+        labels,
+        tuple(sent.jobs),
+        sent.version,
+        sent.engine,
+        sent.key,
+        sent.signature,
     )
     return checked_record(found, local=local)

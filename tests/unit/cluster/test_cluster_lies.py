@@ -13,12 +13,22 @@ from probing.daemon.cluster.table import MAX_MEMBERS
 SEED = "10.0.0.0:1"
 
 
-@pytest.fixture
-def world() -> tuple[Network, list[Node]]:
+def made(*, old: bool) -> tuple[Network, list[Node]]:
     network = Network(5)
-    nodes = [network.start(record(f"n{i}", f"10.0.0.{i}:1", i + 1), [SEED], at=i / 5) for i in range(5)]
+    nodes = [network.start(record(f"n{i}", f"10.0.0.{i}:1", i + 1), [SEED], at=i / 5, old=old) for i in range(5)]
     assert network.run(10, lambda: all(len(n.machine.view.table.entries) == 4 for n in nodes))
     return network, nodes
+
+
+@pytest.fixture
+def world() -> tuple[Network, list[Node]]:
+    return made(old=False)
+
+
+@pytest.fixture
+def old_world() -> tuple[Network, list[Node]]:
+    """Nodes of a version without keys."""
+    return made(old=True)
 
 
 def lie(network: Network, node: Node, *updates: Update) -> None:
@@ -35,8 +45,8 @@ def membership(network: Network, node: Node) -> Membership:
 
 
 @pytest.mark.parametrize("leap", [0, 1, 1000])
-def test_a_living_node_that_is_said_to_have_failed_refutes_it(world: tuple[Network, list[Node]], leap: int) -> None:
-    network, nodes = world
+def test_a_living_node_that_is_said_to_have_failed_refutes_it(old_world: tuple[Network, list[Node]], leap: int) -> None:
+    network, nodes = old_world
     accused = nodes[2].machine.view.own
     claimed = Update.of(accused._replace(incarnation=accused.incarnation + leap), Claim.FAILED, WALL_S)
     lie(network, nodes[0], claimed)
@@ -48,8 +58,8 @@ def test_a_living_node_that_is_said_to_have_failed_refutes_it(world: tuple[Netwo
     assert nodes[2].machine.view.own.incarnation > claimed.record.incarnation
 
 
-def test_a_node_that_is_said_to_be_elsewhere_stays_where_it_answers(world: tuple[Network, list[Node]]) -> None:
-    network, nodes = world
+def test_a_node_that_is_said_to_be_elsewhere_stays_where_it_answers(old_world: tuple[Network, list[Node]]) -> None:
+    network, nodes = old_world
     accused = nodes[2].machine.view.own
     moved = accused._replace(address="10.9.9.9:1", incarnation=accused.incarnation + 7, uid=9)
     lie(network, nodes[0], Update.of(moved))
@@ -58,8 +68,8 @@ def test_a_node_that_is_said_to_be_elsewhere_stays_where_it_answers(world: tuple
         assert all(seen(n, "n2").record.address == accused.address for n in nodes if n is not nodes[2])
 
 
-def test_labels_and_jobs_that_another_invents_are_put_right_and_counted(world: tuple[Network, list[Node]]) -> None:
-    network, nodes = world
+def test_labels_and_jobs_that_another_invents_are_put_right_and_counted(old_world: tuple[Network, list[Node]]) -> None:
+    network, nodes = old_world
     accused = nodes[2].machine.view.own
     lie(network, nodes[0], Update.of(accused._replace(jobs=(13,), incarnation=accused.incarnation + 1)))
     assert network.run(10, lambda: nodes[2].machine.view.lies > 0)
@@ -67,8 +77,8 @@ def test_labels_and_jobs_that_another_invents_are_put_right_and_counted(world: t
     assert "1 claims of peers were wrong" in membership(network, nodes[2]).problems()
 
 
-def test_no_incarnation_can_be_claimed_that_the_node_cannot_exceed(world: tuple[Network, list[Node]]) -> None:
-    network, nodes = world
+def test_no_incarnation_can_be_claimed_that_the_node_cannot_exceed(old_world: tuple[Network, list[Node]]) -> None:
+    network, nodes = old_world
     accused = nodes[2].machine.view.own
     lie(network, nodes[0], Update.of(accused._replace(incarnation=MAX_INCARNATION - 1), Claim.SUSPECT))
     lie(network, nodes[0], Update.of(record("new", "10.7.7.7:1", 5, MAX_INCARNATION - 1)))

@@ -77,12 +77,14 @@ class QueryEnd(_message.Message):
     def __init__(self, node: _Optional[str] = ..., rows: _Optional[int] = ..., rows_scanned: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., node_time_ns: _Optional[int] = ...) -> None: ...
 
 class QueryManyRequest(_message.Message):
-    __slots__ = ("query", "addresses")
+    __slots__ = ("query", "addresses", "shown")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_FIELD_NUMBER: _ClassVar[int]
     query: QueryRequest
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, query: _Optional[_Union[QueryRequest, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    shown: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, query: _Optional[_Union[QueryRequest, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., shown: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class QueryManyReply(_message.Message):
     __slots__ = ("address", "parts", "done", "error")
@@ -293,7 +295,7 @@ class PeersReply(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("node", "address", "state", "labels", "since_ns", "problem")
+    __slots__ = ("node", "address", "state", "labels", "since_ns", "problem", "proof", "bound", "named")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -307,13 +309,19 @@ class Peer(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     SINCE_NS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     state: str
     labels: _containers.ScalarMap[str, str]
     since_ns: int
     problem: str
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., since_ns: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+    proof: str
+    bound: bool
+    named: bool
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., since_ns: _Optional[int] = ..., problem: _Optional[str] = ..., proof: _Optional[str] = ..., bound: _Optional[bool] = ..., named: _Optional[bool] = ...) -> None: ...
 
 class PauseRequest(_message.Message):
     __slots__ = ("paused",)
@@ -488,7 +496,7 @@ class GossipReply(_message.Message):
     def __init__(self, message: _Optional[_Union[GossipMessage, _Mapping]] = ...) -> None: ...
 
 class GossipMessage(_message.Message):
-    __slots__ = ("sender", "wall_ns", "updates", "digests", "buckets", "marks", "wanted", "relay", "reached")
+    __slots__ = ("sender", "wall_ns", "updates", "digests", "buckets", "marks", "wanted", "relay", "reached", "nonce", "proof", "relayed")
     SENDER_FIELD_NUMBER: _ClassVar[int]
     WALL_NS_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
@@ -498,6 +506,9 @@ class GossipMessage(_message.Message):
     WANTED_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     sender: MemberRecord
     wall_ns: int
     updates: _containers.RepeatedCompositeFieldContainer[MemberUpdate]
@@ -507,10 +518,13 @@ class GossipMessage(_message.Message):
     wanted: _containers.RepeatedScalarFieldContainer[int]
     relay: str
     reached: bool
-    def __init__(self, sender: _Optional[_Union[MemberRecord, _Mapping]] = ..., wall_ns: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[MemberUpdate, _Mapping]]] = ..., digests: _Optional[_Iterable[int]] = ..., buckets: _Optional[_Iterable[int]] = ..., marks: _Optional[_Iterable[int]] = ..., wanted: _Optional[_Iterable[int]] = ..., relay: _Optional[str] = ..., reached: _Optional[bool] = ...) -> None: ...
+    nonce: bytes
+    proof: bytes
+    relayed: bytes
+    def __init__(self, sender: _Optional[_Union[MemberRecord, _Mapping]] = ..., wall_ns: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[MemberUpdate, _Mapping]]] = ..., digests: _Optional[_Iterable[int]] = ..., buckets: _Optional[_Iterable[int]] = ..., marks: _Optional[_Iterable[int]] = ..., wanted: _Optional[_Iterable[int]] = ..., relay: _Optional[str] = ..., reached: _Optional[bool] = ..., nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., relayed: _Optional[bytes] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
-    __slots__ = ("name", "address", "incarnation", "uid", "labels", "jobs", "version", "engine")
+    __slots__ = ("name", "address", "incarnation", "uid", "labels", "jobs", "version", "engine", "key", "signature")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -526,6 +540,8 @@ class MemberRecord(_message.Message):
     JOBS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     incarnation: int
@@ -534,7 +550,9 @@ class MemberRecord(_message.Message):
     jobs: _containers.RepeatedScalarFieldContainer[int]
     version: str
     engine: str
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., uid: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., jobs: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
+    key: bytes
+    signature: bytes
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., uid: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., jobs: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class MemberUpdate(_message.Message):
     __slots__ = ("record", "claim", "since_s")
