@@ -146,6 +146,11 @@ class ClusterConfig(NamedTuple):
         (), "nodes to begin with, as HOST:PORT, dns:NAME:PORT for all addresses of a name, or unix:PATH"
     )
     advertise: str = _option("", "HOST:PORT at which others reach this node; empty: listen, with the host name for all")
+    allow: tuple[str, ...] = _option(
+        (),
+        "networks to connect to where other nodes name an address, as 10.0.0.0/8; empty: those of the seeds and of the "
+        "interfaces of this machine",
+    )
     labels: tuple[str, ...] = _option((), "what groups nodes, as rack=r7; `--where` chooses by it")
     heartbeat_s: float = _option(1.0, "seconds between two pings of a watched node", 0.05, 60)
     suspect_s: float = _option(2.0, "seconds without an answer after which a node is suspect", 0.1, 600)
@@ -551,6 +556,14 @@ def _cluster(cluster: ClusterConfig) -> None:
             _address("cluster.seeds", seed.removeprefix("dns:"))
     if cluster.advertise:
         _address("cluster.advertise", cluster.advertise)
+    for network in cluster.allow:
+        try:
+            # Imported late: only who sets it needs it.
+            from ipaddress import ip_network
+
+            ip_network(network, strict=False)
+        except ValueError:
+            raise _wrong("cluster.allow", network, "a network, as 10.0.0.0/8 or fd00::/8") from None
     for label in cluster.labels:
         if not re.fullmatch(r"[A-Za-z0-9][\w./-]{0,62}=[\w./:+-]{0,63}", label, re.ASCII):
             raise _wrong("cluster.labels", label, "KEY=VALUE of letters, digits and . _ / -, at most 63 each")

@@ -40,9 +40,7 @@ def without_keys(message: Message) -> Message:
         return update._replace(record=update.record._replace(key=b"", signature=b""))
 
     sender = message.sender._replace(key=b"", signature=b"")
-    return message._replace(
-        sender=sender, updates=tuple(map(bare, message.updates)), nonce=b"", proof=b"", relayed=b""
-    )
+    return message._replace(sender=sender, updates=tuple(map(bare, message.updates)), nonce=b"", proof=b"", relayed=b"")
 
 
 @dataclass

@@ -176,5 +176,11 @@ MEMBERS = Table(
         Column("rtt_ns", I64, "Time from the last ping to its answer; NULL where none was answered."),
         Column("clock_offset_ns", I64, "Its clock minus this node's, within half of rtt_ns; NULL where not measured."),
         Column("problem", TEXT, "Another node of its name, a clock that is off; NULL where there is none."),
+        Column(
+            "proof",
+            NAME,
+            "What proves its name to this daemon: certificate, key, or heard (a key that has not answered it yet); "
+            "NULL: nothing, its version has no keys.",
+        ),
     ),
 )

@@ -36,8 +36,8 @@ FORGET_TICKS = 60
 class Machine:
     """Belongs to one thread. All times are given: ``now`` in monotonic seconds, ``wall_ns`` of the node's clock.
 
-    ``seeds`` are addresses of nodes to begin with; they may be set anew at any time. ``key`` signs what the node says of
-    itself.
+    ``seeds`` are addresses of nodes to begin with; they may be set anew at any time. ``key`` signs what the node says
+    of itself.
     """
 
     def __init__(
@@ -170,7 +170,8 @@ class Machine:
         reached = (u.record.uid for u in message.updates if u.record.name == call.name)
         if message.reached and entry and entry.update.record.uid in reached:
             # A key that is bound has to prove it: the relay's word is not enough.
-            if not entry.key or answers(message.relayed, call.message.nonce, entry.update.record):
+            proven = not entry.key or answers(message.relayed, call.message.nonce, entry.update.record)
+            if proven:
                 self.view.present(entry, now)
         self.view.hear(message.updates, now)
 

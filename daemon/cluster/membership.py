@@ -129,11 +129,14 @@ class Membership:
             entry = self._machine.view.table.entries.get(name)
         return entry.proof if entry else Proof.NONE
 
-    def has_key(self, name: str) -> bool:
-        """Returns whether a key is bound to the name of another node: it then takes tokens that are bound to it."""
+    def at(self, address: str) -> Member | None:
+        """Returns the other node whose address it is, the best proven of several."""
+        now, wall_ns = self._monotonic(), self._wall_ns()
         with self._lock:
-            entry = self._machine.view.table.entries.get(name)
-        return bool(entry and entry.key)
+            entries = self._machine.view.table.entries.values()
+            found = [entry for entry in entries if entry.update.record.address == address]
+            best = max(found, key=lambda entry: entry.proof, default=None)
+            return self._other(best, now, wall_ns) if best else None
 
     def unanswered(self, call: Call) -> list[Call]:
         return self._locked(lambda: self._machine.unanswered(call, self._monotonic()))

@@ -79,7 +79,8 @@ class Record(NamedTuple):
     def size(self) -> int:
         """An upper bound of its bytes in a message."""
         texts = len(self.name.encode()) + len(self.address) + len(self.version) + len(self.engine)
-        return 60 + texts + len(self.key) + len(self.signature) + 8 * len(self.jobs) + sum(len(k) + len(v) + 8 for k, v in self.labels)
+        signed = len(self.key) + len(self.signature)
+        return 60 + texts + signed + 8 * len(self.jobs) + sum(len(k) + len(v) + 8 for k, v in self.labels)
 
 
 class Update(NamedTuple):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -22,7 +22,7 @@ CONFLICT_S = 90.0
 # Nodes of one host that only others tell of.
 MAX_OF_HOST = 64
 _ONE_MACHINE = ("127.", "localhost", "[::1]", "unix")
-# Failed nodes that this one has never met: of more, those with the lowest places in the ring stay, at all nodes the same.
+# Failed nodes that this one has never met. Of more the lowest places in the ring stay, at all nodes the same.
 MAX_UNMET = 1024
 # Nodes with this node's name, with which it does not compete for the highest incarnation.
 MAX_RIVALS = 64

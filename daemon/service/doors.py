@@ -37,5 +37,5 @@ class Doors(NamedTuple):
                 )
         tcp = bool(config.listen or config.http)
         tls = Tls(config.tls if tcp else TlsConfig())
-        tokens, audit = Tokens(config.token_file if tcp else ""), Audit()
+        tokens, audit = Tokens(config.token_file if tcp else "", config.node_name), Audit()
         return cls(tokens, tls, audit, Doorkeeper(tokens, tls, audit, Rates(config.calls_per_s)))

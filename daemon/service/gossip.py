@@ -14,8 +14,9 @@ from probing.api.errors import Overloaded, ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.cluster import Membership
 from probing.daemon.cluster.messages import Call, Message
+from probing.daemon.cluster.record import Proof
 from probing.daemon.service.gossip_wire import message_of, packed
-from probing.daemon.service.outgoing import Outgoing
+from probing.daemon.service.outgoing import Outgoing, lacks_name
 from probing.daemon.service.peer_stubs import PeerStubs
 from probing.daemon.source_state import SourceState, first_of
 
@@ -27,6 +28,8 @@ MAX_RELAYS = 16
 RESOLVE_S = 30.0
 MAX_RESOLVED = 4096
 COMPRESS_BYTES = 200
+# After so long it is tried again whether a node's certificate names it, s.
+NAMELESS_S = 600.0
 DNS = "dns:"
 _log = logging.getLogger(__name__)
 
@@ -49,18 +52,16 @@ class Gossip:
         self._seeds = tuple(seeds)
         self._local = local
         self._peers = peers or PeerStubs(Outgoing())
-        self._calls: set[asyncio.Task[bool]] = set()
+        self._calls: set[asyncio.Task[bytes | None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._relays = 0
         self._unresolved: dict[str, str] = {}
         self._skipped = 0
+        # When a node's certificate was found not to name it, by name of the node.
+        self._nameless: dict[str, float] = {}
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._beat())]
-        if any(seed.startswith(DNS) for seed in self._seeds):
-            self._tasks.append(asyncio.create_task(self._resolve()))
-        else:
-            self._membership.set_seeds(self._seeds)
+        self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._resolve())]
 
     async def stop(self) -> None:
         for task in (*self._tasks, *self._calls):
@@ -68,20 +69,24 @@ class Gossip:
         await asyncio.gather(*self._tasks, *self._calls, return_exceptions=True)
         await self._peers.close()
 
-    async def answer(self, sent: pb.GossipMessage) -> pb.GossipMessage:
-        """Returns the answer to the message of a peer. Raises PeerError, Overloaded."""
+    async def answer(self, sent: pb.GossipMessage, *, certified: bool = False) -> pb.GossipMessage:
+        """Returns the answer to the message of a peer; ``certified``: its certificate proves that it is the sender.
+
+        Raises PeerError, Overloaded.
+        """
         message = message_of(sent, local=self._local)
-        reached = False
-        call = self._membership.relay(message.relay) if message.relay else None
+        proof: bytes | None = None
+        call = self._membership.relay(message.relay, message.nonce) if message.relay else None
         if call is not None:
             if self._relays >= MAX_RELAYS:
                 raise Overloaded(f"{MAX_RELAYS} pings for other nodes are under way")
             self._relays += 1
             try:
-                reached = await self._call(call, call.seconds / 2)
+                proof = await self._call(call, call.seconds / 2)
             finally:
                 self._relays -= 1
-        return packed(self._membership.answer(message, reached=reached))
+        reached = proof is not None
+        return packed(self._membership.answer(message, reached=reached, relayed=proof or b"", certified=certified))
 
     def sources(self) -> list[SourceState]:
         """Returns the row of gossip in ``status`` and ``probing.sources``; none for a node alone."""
@@ -91,6 +96,9 @@ class Gossip:
             return []
         live = sum(m.state in ("healthy", "recovering") for m in members)
         detail = f"{live} of {len(members)} nodes are healthy"
+        if unproven := [m.name for m in members if not m.proof]:
+            names = ", ".join(unproven[:3]) + (" and others" if len(unproven) > 3 else "")
+            detail += f"; nothing proves the names of {len(unproven)}: {names} (a version before keys)"
         if self._skipped:
             detail += f", {self._skipped} pings were not sent since too many were under way"
         return [SourceState("cluster", "degraded" if problems else "running", first_of(problems), detail=detail)]
@@ -114,22 +122,38 @@ class Gossip:
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
 
-    async def _call(self, call: Call, seconds: float) -> bool:
-        """Makes ``call`` and those that follow. Returns whether the node answered that it is about."""
+    async def _call(self, call: Call, seconds: float) -> bytes | None:
+        """Makes ``call`` and those that follow. Returns the proof of the node that it is about; None if another one
+        answered, or none."""
         try:
-            message = await self._exchange(call.address, call.message, seconds)
+            message, certified = await self._exchange(call, seconds)
         except (grpc.aio.AioRpcError, asyncio.TimeoutError, ProbingError) as e:
             _log.debug("%s at %s does not answer: %s", call.name, call.address, e)
             self._make(self._membership.unanswered(call))
-            return False
-        self._make(self._membership.answered(call, message))
-        return message.sender.name == call.name
+            return None
+        self._make(self._membership.answered(call, message, certified=certified))
+        return message.proof if message.sender.name == call.name else None
 
-    async def _exchange(self, address: str, message: Message, seconds: float) -> Message:
-        request = pb.GossipRequest(message=packed(message))
+    async def _exchange(self, call: Call, seconds: float) -> tuple[Message, bool]:
+        """Returns the answer, and whether TLS proved that it is of the node that the call is about."""
+        node, now = call.name, asyncio.get_running_loop().time()
+        proves = self._peers.outgoing.may_check(node) and now - self._nameless.get(node, -NAMELESS_S) >= NAMELESS_S
+        if proves:
+            try:
+                return await self._ask(call, seconds, node), True
+            except grpc.aio.AioRpcError as e:
+                if not lacks_name(e) or self._membership.proof_of(node) is Proof.CERTIFICATE:
+                    raise
+                if len(self._nameless) >= MAX_RESOLVED:
+                    self._nameless.clear()
+                self._nameless[node] = now
+        return await self._ask(call, seconds, ""), False
+
+    async def _ask(self, call: Call, seconds: float, node: str) -> Message:
+        request = pb.GossipRequest(message=packed(call.message))
         compression = grpc.Compression.Gzip if request.ByteSize() > COMPRESS_BYTES else None
-        metadata = self._peers.metadata(address)
-        async with self._peers.use(address) as stub:
+        metadata = self._peers.metadata(call.address)
+        async with self._peers.use(call.address, node) as stub:
             reply = await asyncio.wait_for(
                 stub.Gossip(request, timeout=seconds, metadata=metadata, compression=compression), seconds
             )
@@ -141,7 +165,10 @@ class Gossip:
             for seed in self._seeds:
                 addresses = await self._addresses(seed) if seed.startswith(DNS) else [seed]
                 found.update(dict.fromkeys(addresses))
-            self._membership.set_seeds(list(found)[:MAX_RESOLVED])
+            seeds = list(found)[:MAX_RESOLVED]
+            if allowed := self._peers.outgoing.allowed:
+                await allowed.set_seeds(seeds)
+            self._membership.set_seeds(seeds)
             await asyncio.sleep(RESOLVE_S)
 
     async def _addresses(self, seed: str) -> list[str]:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from importlib import metadata
 from typing import Any
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.cluster import Member, Membership
+from probing.daemon.cluster.keys import NodeKey
 from probing.daemon.cluster.machine import Machine
-from probing.daemon.cluster.record import Record
+from probing.daemon.cluster.record import Proof, Record
 from probing.daemon.cluster.view import Times
 from probing.daemon.config import Config
+from probing.daemon.service.outgoing import Known
 
-__all__ = ("address_of", "member_rows", "membership_of", "packed_peer")
+__all__ = ("address_of", "known_at", "member_rows", "membership_of", "packed_peer")
 
 _ANY = ("", "0.0.0.0", "::")  # noqa: S104
 
 
-def membership_of(config: Config, version: str) -> Membership:
-    """Returns the membership of the node that ``config`` describes; its incarnation begins with the time."""
+def membership_of(config: Config, version: str, key: NodeKey | None = None) -> Membership:
+    """Returns the membership of the node that ``config`` describes; its incarnation begins with the time. ``key``: by
+    which it signs what it says of itself."""
     cluster = config.cluster
     pairs = (label.partition("=") for label in cluster.labels)
     labels = tuple(sorted((key, value) for key, _, value in pairs))
@@ -31,7 +34,7 @@ def membership_of(config: Config, version: str) -> Membership:
     engine = metadata.version("duckdb")
     own = Record(config.node_name, address_of(config), int(time.time()), uid, labels, (), version, engine)
     times = Times(cluster.heartbeat_s, cluster.suspect_s, cluster.failed_s)
-    return Membership(Machine(own, (), times), time.monotonic, time.time_ns)
+    return Membership(Machine(own, (), times, key=key), time.monotonic, time.time_ns)
 
 
 def address_of(config: Config) -> str:
@@ -40,6 +43,14 @@ def address_of(config: Config) -> str:
         return config.cluster.advertise or f"unix:{config.public_socket}"
     host, _, port = config.listen.rpartition(":")
     return f"{socket.gethostname()}:{port}" if host.strip("[]") in _ANY else config.listen
+
+
+def known_at(membership: Membership, address: str) -> Known:
+    """Returns what is known of the node whose address it is."""
+    found = membership.at(address)
+    if found is None:
+        return Known()
+    return Known(found.name, found.proof == Proof.CERTIFICATE.word, found.keyed)
 
 
 def member_rows(members: Iterable[Member]) -> list[dict[str, Any]]:
@@ -58,12 +69,14 @@ def member_rows(members: Iterable[Member]) -> list[dict[str, Any]]:
             "rtt_ns": m.rtt_ns,
             "clock_offset_ns": m.clock_offset_ns,
             "problem": m.problem or None,
+            "proof": m.proof or None,
         }
         for m in members
     ]
 
 
-def packed_peer(member: Member) -> pb.Peer:
+def packed_peer(member: Member, named: Container[str] = ()) -> pb.Peer:
+    """``named``: addresses that the administrator of this node named."""
     return pb.Peer(
         node=member.name,
         address=member.address,
@@ -71,4 +84,7 @@ def packed_peer(member: Member) -> pb.Peer:
         labels=member.labels,
         since_ns=member.since_ns or 0,
         problem=member.problem,
+        proof=member.proof,
+        bound=member.keyed,
+        named=member.address in named,
     )

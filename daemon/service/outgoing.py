@@ -1,16 +1,25 @@
-"""Opens channels to the daemons of other nodes, with this node's certificate and its token for peers."""
+"""Opens channels to the daemons of other nodes, with this node's certificate and its token for peers.
+
+All connections to other nodes begin here: so here is decided which addresses are connected to, whether TLS has to prove
+the name of a node, and what of a token a node is shown.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
 
+from probing.api.wire import bound, shown
+from probing.daemon.service.allowed import Allowed
 from probing.daemon.service.tls import Tls
 from probing.daemon.service.tokens import Tokens
 
-__all__ = ("Outgoing", "is_loopback")
+__all__ = ("Known", "Outgoing", "is_loopback", "lacks_name")
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -19,45 +28,93 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
+# The name that TLS checks in place of the host of the address.
+_CHECKED = "grpc.ssl_target_name_override"
+_DNS = re.compile(r"(?=.{1,253}\Z)[\w-]{1,63}(\.[\w-]{1,63})*", re.ASCII)
 Metadata = tuple[tuple[str, str], ...]
 
 
-class Outgoing:
-    """A node that speaks TLS on its own port speaks it to all others. Belongs to one event loop."""
+class Known(NamedTuple):
+    """What the membership knows of an address. ``certified``: certificates prove the name of its ``node``; ``keyed``:
+    it has a key, so it takes tokens that are bound to its name."""
 
-    def __init__(self, tokens: Tokens | None = None, tls: Tls | None = None) -> None:
+    node: str = ""
+    certified: bool = False
+    keyed: bool = False
+
+
+class Outgoing:
+    """A node that speaks TLS on its own port speaks it to all others. Belongs to one event loop.
+
+    ``known`` returns what is known of an address; ``allowed`` are the addresses to connect to, all where there is none.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens | None = None,
+        tls: Tls | None = None,
+        allowed: Allowed | None = None,
+        known: Callable[[str], Known] = lambda _: Known(),
+    ) -> None:
         self._tokens = tokens
         self._tls = tls
+        self.allowed = allowed
+        self._known = known
 
-    def channel(self, address: str, *, anonymous: bool = False) -> grpc.aio.Channel:
-        """Returns a channel to ``address`` (unix:PATH or HOST:PORT).
+    async def channel(self, address: str, *, node: str = "", anonymous: bool = False) -> grpc.aio.Channel:
+        """Returns a channel to ``address`` (unix:PATH or HOST:PORT). Raises PeerError for one that is not allowed.
 
-        ``anonymous``: it shows no certificate, as for calls in the name of somebody else.
+        ``node``: its certificate has to prove that it is the node of this name; empty: it has to prove the host of the
+        address, and the node as well where one is known there by a certificate. ``anonymous``: it shows no certificate,
+        as for calls in the name of somebody else.
         """
         if address.startswith("unix:"):
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
-        target = f"dns:///{address}"
-        if self._secure(address):
-            authorities, key, certificate = self._files()
-            shown = (None, None) if anonymous else (key, certificate)
-            credentials = grpc.ssl_channel_credentials(authorities, *shown)
-            return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
-        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+        target = await self.allowed.target(address) if self.allowed else f"dns:///{address}"
+        if not self._secure(address):
+            return grpc.aio.insecure_channel(target, options=_OPTIONS)
+        authorities, key, certificate = self._files()
+        pair = (None, None) if anonymous else (key, certificate)
+        credentials = grpc.ssl_channel_credentials(authorities, *pair)
+        checked = self._checked(address, node)
+        if not checked and not target.startswith("dns:"):
+            # The target has the addresses that the name has.
+            checked = address.rpartition(":")[0]
+        options = (*_OPTIONS, (_CHECKED, checked)) if checked else _OPTIONS
+        return grpc.aio.secure_channel(target, credentials, options=options)
 
-    def key(self, address: str) -> tuple[str, int]:
+    def key(self, address: str, node: str = "") -> tuple[str, str, int]:
         """Returns the key of a channel that is kept: another one after the certificates of this node changed."""
-        return address, self._tls.loads if self._tls is not None and self._secure(address) else 0
+        if self._tls is None or not self._secure(address):
+            return address, "", 0
+        return address, self._checked(address, node), self._tls.loads
+
+    def may_check(self, node: str) -> bool:
+        """Returns whether TLS can prove a node of this name: nodes speak it, and it is a name of DNS."""
+        return bool(self._tls and self._tls.wanted and _DNS.fullmatch(node) and _ip(node) is None)
 
     def metadata(self, address: str) -> Metadata:
-        """Returns the metadata of a call: the token, which travels in the clear to loopback alone."""
+        """Returns the metadata of a call: what shows this node's token for peers.
+
+        A node that has a key is shown what is worth nothing elsewhere. Others, of a version before keys or seeds that
+        have not answered, are shown the token itself, as before: by TLS, in the clear on loopback alone, and like all
+        that is connected to inside ``cluster.allow``.
+        """
         token = self._tokens.text if self._tokens else ""
-        return self.passed_on(address, f"Bearer {token}" if token else "")
+        if not token:
+            return ()
+        known = self._known(address)
+        return self.passed_on(address, bound(token, known.node) if known.keyed else shown(token))
 
     def passed_on(self, address: str, authorization: str) -> Metadata:
         """Returns the metadata of a call that shows what somebody else has shown, within the same bounds."""
         if authorization and (self._secure(address) or is_loopback(address)):
             return (("authorization", authorization),)
         return ()
+
+    def _checked(self, address: str, node: str) -> str:
+        known = self._known(address)
+        return node or (known.node if known.certified and self.may_check(known.node) else "")
 
     def _secure(self, address: str) -> bool:
         return self._tls is not None and self._tls.wanted and not address.startswith("unix:")
@@ -67,10 +124,19 @@ class Outgoing:
         return self._tls.files()
 
 
+def lacks_name(error: grpc.aio.AioRpcError) -> bool:
+    """Returns whether a call failed since the certificate at the other end lacks the name that was checked."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and "ostname" in str(error.details() or "")
+
+
 def is_loopback(address: str) -> bool:
     """Returns whether ``address`` (HOST:PORT) is of this machine alone."""
     host = address.rpartition(":")[0]
+    return host == "localhost" or bool((ip := _ip(host)) and ip.is_loopback)
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return False
+        return None

@@ -36,25 +36,39 @@ class PeerStubs:
 
     def __init__(self, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
+        self._broken: list[_Peer] = []
         # By ``Outgoing.key``, which changes with the certificate of this node. The one that was used last is the last.
-        self._peers: OrderedDict[tuple[str, int], _Peer] = OrderedDict()
+        self._peers: OrderedDict[tuple[str, str, int], _Peer] = OrderedDict()
 
     @asynccontextmanager
-    async def use(self, address: str) -> AsyncIterator[Any]:
-        """A context with the stub of the daemon at ``address``. Raises ConfigError if a certificate of this node is
-        gone."""
-        key = self._outgoing.key(address)
-        peer = self._peers.get(key)
-        if peer is None:
-            channel = self._outgoing.channel(address)
-            peer = self._peers[key] = _Peer(channel, NodeStub(channel))
+    async def use(self, address: str, node: str = "") -> AsyncIterator[Any]:
+        """A context with the stub of the daemon at ``address``; ``node``: as ``Outgoing.channel`` checks it.
+
+        Raises ConfigError if a certificate of this node is gone, and PeerError for an address that is not allowed.
+        """
+        key = self._outgoing.key(address, node)
+        if key not in self._peers:
+            channel = await self._outgoing.channel(address, node=node)
+            # Another call may have opened it meanwhile.
+            self._peers.setdefault(key, _Peer(channel, NodeStub(channel)))
+        peer = self._peers[key]
         self._peers.move_to_end(key)
         peer.users += 1
         try:
             yield peer.stub
+        except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.UNAVAILABLE and self._peers.get(key) is peer:
+                # Its name may have another address by now.
+                del self._peers[key]
+                self._broken.append(peer)
+            raise
         finally:
             peer.users -= 1
             peer.used = asyncio.get_running_loop().time()
+
+    @property
+    def outgoing(self) -> Outgoing:
+        return self._outgoing
 
     def metadata(self, address: str) -> Metadata | None:
         """Returns the metadata that a call to ``address`` needs."""
@@ -62,6 +76,12 @@ class PeerStubs:
 
     async def close_idle(self) -> None:
         """Closes connections that nobody uses: those for IDLE_S, and the oldest beyond MAX_CHANNELS."""
+        self._broken, broken = [], self._broken
+        for peer in broken:
+            if peer.users:
+                self._broken.append(peer)
+            else:
+                await peer.channel.close()
         oldest = asyncio.get_running_loop().time() - IDLE_S
         for key, peer in list(self._peers.items()):
             if not peer.users and (peer.used < oldest or len(self._peers) > MAX_CHANNELS):
@@ -69,6 +89,7 @@ class PeerStubs:
                 await peer.channel.close()
 
     async def close(self) -> None:
-        while self._peers:
-            _, peer = self._peers.popitem()
+        for peer in (*self._peers.values(), *self._broken):
             await peer.channel.close()
+        self._peers.clear()
+        self._broken.clear()

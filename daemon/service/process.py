@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,12 +17,14 @@ import grpc
 from probing.api.errors import ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.clock import until_next
+from probing.daemon.cluster.keys import NodeKey
 from probing.daemon.config import Config, shown
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import SERVICE
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.query.user_views import UserViews
+from probing.daemon.service.allowed import Allowed
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.diagnosis import Diagnosis
 from probing.daemon.service.doors import Doors
@@ -31,13 +34,14 @@ from probing.daemon.service.late import Late
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.listening import Listeners
 from probing.daemon.service.live import live_tables
-from probing.daemon.service.members import address_of, member_rows, membership_of
+from probing.daemon.service.members import address_of, known_at, member_rows, membership_of
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.peer_stubs import PeerStubs
 from probing.daemon.service.server import Server
 from probing.daemon.service.servicer import Node, NodeService
 from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.journal import log_to_stderr
+from probing.daemon.supervisor.node_key import take_key
 from probing.daemon.supervisor.notify import notify
 from probing.daemon.supervisor.ready import RUNNING, service_state
 from probing.daemon.supervisor.stopping import stop_on_signal
@@ -58,12 +62,14 @@ def main() -> int:
     """Serves until SIGTERM or SIGINT."""
     config = Config.from_args(sys.argv[1:])
     log_to_stderr("%(levelname)s service: %(message)s")
+    # Who makes a key of its own writes a file.
+    key = NodeKey(take_key(Path(config.socket).parent))
     restrict(SERVICE)
-    asyncio.run(_serve(config, Doors.of(config)))
+    asyncio.run(_serve(config, Doors.of(config), key))
     return 0
 
 
-async def _serve(config: Config, doors: Doors) -> None:
+async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     stop = asyncio.Event()
     stop_on_signal(partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set))
     collector = CollectorClient(config.control_socket)
@@ -71,7 +77,7 @@ async def _serve(config: Config, doors: Doors) -> None:
     gate = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=1, renew_after=1000, role="gate")
     listeners = Listeners.inherited()
     server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit, listeners)
-    service, diagnosis, metrics, gossip = _service(config, collector, (pool, gate), server, doors, listeners)
+    service, diagnosis, metrics, gossip = _service(config, collector, (pool, gate), server, doors, listeners, key)
     await server.start(service, _flight(service, server) if config.flight else None)
     gossip.start()
     if metrics:
@@ -133,10 +139,12 @@ def _service(
     server: Server,
     doors: Doors,
     listeners: Listeners,
+    key: NodeKey,
 ) -> tuple[NodeService, Diagnosis, Metrics | None, Gossip]:
     limits = Limits(query_s=config.query.timeout_s, unread_s=config.query.unread_s)
-    membership = membership_of(config, version("probingd"))
-    outgoing = Outgoing(doors.tokens, doors.tls)
+    membership = membership_of(config, version("probingd"), key)
+    allowed = Allowed(config.cluster.allow, address_of(config))
+    outgoing = Outgoing(doors.tokens, doors.tls, allowed, lambda address: known_at(membership, address))
     stubs = PeerStubs(outgoing)
     gossip = Gossip(membership, config.cluster.seeds, local=not config.listen, peers=stubs)
     node = Node(

@@ -1,14 +1,15 @@
 """Answers QueryMany: asks peers the same query for a caller, who cannot ask thousands at once, and passes answers on.
 
-The caller's token goes to the peers, and neither this node's token nor its certificate: nobody reads by this node what
-the peers would refuse. Peers are asked Query alone, so that a question has two levels and no more.
+What the caller shows each peer goes to that one, and neither this node's token nor its certificate: nobody reads by
+this node what the peers would refuse, and this node learns nothing by which it could ask other nodes. Peers are asked
+Query alone, so that a question has two levels and no more.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -60,7 +61,10 @@ class QueryMany:
         for address in set(addresses).difference(asked):
             await writer.failed(address, NotFound(f"{address} is no peer of this node"))
         token = shown if isinstance(shown, str) else ""
-        question = _Question(self._outgoing, self._channels, request.query, token, writer)
+        if request.shown and len(request.shown) != len(request.addresses):
+            raise UsageError("shown has another length than addresses")
+        tokens = dict(zip(request.addresses, request.shown, strict=True)) if request.shown else {}
+        question = _Question(self._outgoing, self._channels, request.query, (token, tokens), writer)
         signs = asyncio.create_task(writer.signs())
         try:
             found = await ask_many(
@@ -84,14 +88,16 @@ class _Channels:
         channel = self._kept.get(address)
         return channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY
 
-    def take(self, address: str) -> grpc.aio.Channel:
-        """Raises PeerError if this node has lost its certificate."""
+    async def take(self, address: str) -> grpc.aio.Channel:
+        """Raises PeerError if this node has lost its certificate, or for an address that is not allowed."""
         channel = self._kept.get(address)
         if channel is None:
             try:
-                channel = self._kept[address] = self._outgoing.channel(address, anonymous=True)
+                opened = await self._outgoing.channel(address, anonymous=True)
             except ConfigError as e:
                 raise PeerError(e.message, hint=e.hint) from None
+            # Another caller may have opened it meanwhile.
+            channel = self._kept.setdefault(address, opened)
         self._kept.move_to_end(address)
         while len(self._kept) > self._most:
             # Who uses it holds it; then it is closed as it is collected.
@@ -144,10 +150,15 @@ class _Writer:
 
 
 class _Question:
-    """One query for the peers of one caller."""
+    """One query for the peers of one caller. ``shown``: what the caller shows, and what to single peers instead."""
 
     def __init__(
-        self, outgoing: Outgoing, channels: _Channels, query: pb.QueryRequest, shown: str, writer: _Writer
+        self,
+        outgoing: Outgoing,
+        channels: _Channels,
+        query: pb.QueryRequest,
+        shown: tuple[str, Mapping[str, str]],
+        writer: _Writer,
     ) -> None:
         self._outgoing = outgoing
         self._channels = channels
@@ -164,9 +175,10 @@ class _Question:
             timeout_ms=max(1, int(seconds * 1000)),
             max_bytes=min(self._query.max_bytes or MAX_HELD, MAX_HELD),
         )
-        metadata = self._outgoing.passed_on(address, self._shown)
+        common, single = self._shown
+        metadata = self._outgoing.passed_on(address, single.get(address) or common)
         held: list[int] = []
-        channel = self._channels.take(address)
+        channel = await self._channels.take(address)
         call: Any = NodeStub(channel).Query(query, timeout=seconds + 0.1, metadata=metadata)
         try:
             parts = [part async for part in call if self._holds(part, held)]

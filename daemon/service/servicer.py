@@ -28,6 +28,7 @@ from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.members import packed_peer
 from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, status_for_jobs, vars_reply
 from probing.daemon.service.outgoing import Outgoing
+from probing.daemon.service.peer_identity import proves_node
 from probing.daemon.service.query_many import QueryMany
 from probing.daemon.service.streams import Form, Streams
 from probing.daemon.supervisor.fatal import RESTARTED
@@ -110,7 +111,8 @@ class NodeService(NodeServicer):
         self._take_findings = take_findings
         self._admission = CallAdmission()
         self._streams = Streams(node.name, engine, self._admission, self.limits, now_ns)
-        self._many = QueryMany(outgoing or Outgoing(), self.limits)
+        self._outgoing = outgoing or Outgoing()
+        self._many = QueryMany(self._outgoing, self.limits)
         self._started_ns = now_ns()
         self._started = time.monotonic()
         self._collector_seen = False
@@ -214,7 +216,11 @@ class NodeService(NodeServicer):
         from probing.daemon.service.preflight.request import asked_of
         from probing.diagnosis.facts_file import encoded
 
-        asked = asked_of(request, caller, {m.address for m in self._node.members()})
+        allowed = self._outgoing.allowed
+        known = {m.address for m in self._node.members()}
+        if allowed:
+            known = await allowed.among(known.intersection(request.peers))
+        asked = asked_of(request, caller, known)
         with self._admission.counted(CallKind.PREFLIGHT, caller):
             facts = await preflight.facts(asked, timeout)
         return pb.PreflightReply(
@@ -282,16 +288,17 @@ class NodeService(NodeServicer):
     @answering
     async def Peers(self, request: pb.PeersRequest, context: Context, caller: Caller) -> pb.PeersReply:  # noqa: N802
         del request, context, caller
-        return pb.PeersReply(peers=[packed_peer(member) for member in self._node.members()])
+        named = {self._node.address, *(self._outgoing.allowed.named if self._outgoing.allowed else ())}
+        return pb.PeersReply(peers=[packed_peer(member, named) for member in self._node.members()])
 
     @answering
     async def Gossip(  # noqa: N802
         self, request: pb.GossipRequest, context: Context, caller: Caller
     ) -> pb.GossipReply:
-        del caller
         if self._gossip is None:
             raise UsageError("this node has no cluster")
-        reply = pb.GossipReply(message=await self._gossip.answer(request.message))
+        certified = proves_node(caller, request.message.sender.name)
+        reply = pb.GossipReply(message=await self._gossip.answer(request.message, certified=certified))
         if reply.ByteSize() > COMPRESS_BYTES:
             context.set_compression(grpc.Compression.Gzip)
         return reply

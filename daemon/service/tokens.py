@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.api.errors import ConfigError
+from probing.api.wire import bound, shown
 from probing.daemon import toml
 from probing.daemon.query.caller import Scope
 
@@ -52,14 +53,17 @@ class Token:
 
 
 class Tokens:
-    """The tokens of ``file``."""
+    """The tokens of ``file``. ``node``: the name of this node, to which callers bind what they show of a token."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, node: str = "") -> None:
         """An empty ``file`` means that no token is needed. Raises ConfigError for a file that cannot be used."""
+        self._node = node
         self._path = Path(file)
         self.wanted = bool(file)
         self._stamp: tuple[int, int, int] | None = None
         self._tokens: tuple[Token, ...] = ()
+        # What shows each of them to this node.
+        self._shown: tuple[tuple[bytes, Token], ...] = ()
         self._problem = ""
         if file:
             self._read()
@@ -70,14 +74,15 @@ class Tokens:
         self._refresh()
         return next((token.value.decode("ascii") for token in self._tokens if Scope.PEER in token.scopes), "")
 
-    def find(self, shown: str | bytes) -> Token | None:
-        """Returns the token in ``shown``, the value of an ``authorization`` header; None for a wrong one."""
+    def find(self, authorization: str | bytes) -> Token | None:
+        """Returns the token in ``authorization``, the value of such a header, which shows it itself or is bound to
+        this node; None for a wrong one."""
         self._refresh()
-        given = shown.encode() if isinstance(shown, str) else shown
+        given = authorization.encode() if isinstance(authorization, str) else authorization
         found = None
         # All are compared, each in the same time for every wrong token.
-        for token in self._tokens:
-            if hmac.compare_digest(given, b"Bearer " + token.value):
+        for known, token in self._shown:
+            if hmac.compare_digest(given, known):
                 found = token
         return found
 
@@ -106,6 +111,9 @@ class Tokens:
         if found.st_mode & 0o007:
             raise ConfigError(f"token_file {self._path} is open to everybody", hint=f"chmod o= {self._path}")
         self._tokens = self._several(text) if "[[token]]" in text else (self._single(text),)
+        texts = [(token.value.decode("ascii"), token) for token in self._tokens]
+        ways = ((shown(text), bound(text, self._node)) if self._node else (shown(text),) for text, _ in texts)
+        self._shown = tuple((way.encode(), token) for (_, token), each in zip(texts, ways, strict=True) for way in each)
         self._stamp = stamp
 
     def _single(self, text: str) -> Token:

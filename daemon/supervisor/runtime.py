@@ -16,6 +16,7 @@ from probing.api.errors import ProbingError, StateLocked, StoreError
 from probing.daemon.bpf.pins import prepare, require_writable
 from probing.daemon.config import CONTROL, PUBLIC, Config
 from probing.daemon.supervisor.lock import Lock, owner_of
+from probing.daemon.supervisor.node_key import HANDED, hand_key
 from probing.daemon.supervisor.rights import Account, RightsTable
 
 __all__ = ("INETD_SOCKETS", "Runtime", "make_state_dir", "pins_of", "service_config")
@@ -48,6 +49,9 @@ class Runtime:
         self._clear()
         self._listen()
         self._make_state_dir()
+        account = self._rights.service.account
+        owner = (account.uid, account.gid) if account else None
+        hand_key(Path(self._config.state_dir), self._public().parent, owner)
         self._make_pin_dir()
 
     def close(self) -> None:
@@ -91,7 +95,7 @@ class Runtime:
         for directory in (self._directory / "public", self._directory / CONTROL, self._directory):
             if directory.is_dir() and not directory.is_symlink():
                 for path in directory.iterdir():
-                    if path.is_socket():
+                    if path.is_socket() or (path.name == HANDED and directory.name == "public"):
                         path.unlink(missing_ok=True)
                 if not any(directory.iterdir()):
                     directory.rmdir()

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from probing.api.errors import Overloaded, PrivilegeError, QueryError
+from probing.api.errors import Overloaded, PrivilegeError, ProbingError, QueryError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.daemon.service.outgoing import Outgoing
@@ -72,7 +72,10 @@ class Bandwidth:
     async def _transfer(self, peer: str, seconds: float) -> Transfer:
         if seconds <= 0:
             return Transfer(peer, why="there was no time left")
-        channel, metadata = self._outgoing.channel(peer), self._outgoing.metadata(peer)
+        try:
+            channel, metadata = await self._outgoing.channel(peer), self._outgoing.metadata(peer)
+        except ProbingError as e:
+            return Transfer(peer, why=e.message)
         begun, sent = time.perf_counter_ns(), 0
         # A part of the time for the answer; a link that is slow sends less.
         until = time.monotonic() + 0.6 * seconds

@@ -275,9 +275,7 @@ def test_invented_names_leave_room_for_true_nodes(world: tuple[Network, list[Nod
 def test_a_clock_a_year_off_neither_forgets_nor_binds() -> None:
     network = Network(11)
     year = 365 * 86400
-    nodes = [
-        network.start(record(f"n{i}", f"10.0.0.{i}:1", i + 1), [SEED], offset_s=year * (i - 1)) for i in range(3)
-    ]
+    nodes = [network.start(record(f"n{i}", f"10.0.0.{i}:1", i + 1), [SEED], offset_s=year * (i - 1)) for i in range(3)]
     settle(network, nodes)
     own = nodes[2].machine.view.own
     for claim in Claim:

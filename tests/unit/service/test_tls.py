@@ -47,7 +47,7 @@ def test_a_pair_counts_once_both_files_are_new(config: TlsConfig, nodes: Authori
     assert tls.server() is not context
     assert tls.files()[2] == (nodes.directory / "n1.pem").read_bytes()
     assert outgoing.key("10.0.0.1:1") != key
-    assert outgoing.key("unix:/a") == ("unix:/a", 0)
+    assert outgoing.key("unix:/a") == ("unix:/a", "", 0)
 
 
 def test_a_file_that_is_gone_leaves_the_last_one(

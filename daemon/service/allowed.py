@@ -1,0 +1,150 @@
+"""Where this node connects to: the addresses that its administrator named, and networks for those that others name."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from probing.api.errors import PeerError
+
+__all__ = ("Allowed", "around", "own_networks", "parsed_networks")
+
+Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+# A name is looked up again after so long, s.
+AGAIN_S = 30.0
+MAX_NAMES = 4096
+# What is one site where an address is in it: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598), link-local.
+_SITES = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "127.0.0.0/8",
+            "10.0.0.0/8",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+            "100.64.0.0/10",
+            "169.254.0.0/16",
+            "::1/128",
+            "fc00::/7",
+            "fe80::/10",
+        ),
+    )
+)
+_HINT = "add its network to cluster.allow of this node"
+
+
+class Allowed:
+    """``networks``: those of ``cluster.allow``; where there are none, the networks of this machine's interfaces and the
+    sites of the seeds and of ``own``, the address of this node. Belongs to one event loop."""
+
+    def __init__(self, networks: Sequence[str] = (), own: str = "") -> None:
+        self._chosen = bool(networks)
+        self._networks: tuple[Network, ...] = tuple(parsed_networks(networks))
+        self._own = own
+        # Addresses that the administrator named, as HOST:PORT: they are in no need of a network.
+        self.named: frozenset[str] = frozenset()
+        self._ips: dict[str, tuple[float, tuple[Ip, ...]]] = {}
+
+    async def set_seeds(self, seeds: Iterable[str]) -> None:
+        """Takes the addresses of the seeds."""
+        self.named = frozenset(seeds)
+        if self._chosen:
+            return
+        hosts = {address.rpartition(":")[0].strip("[]") for address in (*self.named, self._own) if _is_tcp(address)}
+        found = await asyncio.gather(*(self._resolved(host) for host in sorted(hosts)))
+        sites = (around(ip) for ips in found for ip in ips)
+        self._networks = tuple(dict.fromkeys((*own_networks(), *sites)))
+
+    async def target(self, address: str) -> str:
+        """Returns the target of gRPC for ``address`` (HOST:PORT). Raises PeerError for an address that is not allowed.
+
+        A name is resolved once, so that what was looked at is what is connected to.
+        """
+        if not _is_tcp(address):
+            return address
+        host, _, port = address.rpartition(":")
+        ips = await self._resolved(host.strip("[]"))
+        if not ips:
+            raise PeerError(f"the name of {address} is not known")
+        if address not in self.named:
+            ips = tuple(ip for ip in ips if any(ip in network for network in self._networks))
+        if not ips:
+            raise PeerError(f"{address} is outside cluster.allow: this node does not connect to it", hint=_HINT)
+        if len(ips) == 1 and _literal(host.strip("[]")):
+            return f"dns:///{address}"
+        first = ips[0].version
+        parts = (f"[{ip}]:{port}" if first == 6 else f"{ip}:{port}" for ip in ips if ip.version == first)
+        return f"ipv{first}:{','.join(parts)}"
+
+    async def among(self, addresses: Iterable[str]) -> set[str]:
+        """Returns those of ``addresses`` that are allowed."""
+        asked = list(addresses)
+        found = await asyncio.gather(*map(self.target, asked), return_exceptions=True)
+        return {address for address, target in zip(asked, found, strict=True) if isinstance(target, str)}
+
+    async def _resolved(self, host: str) -> tuple[Ip, ...]:
+        """Returns the addresses of ``host``; none where its name is not known."""
+        if (literal := _literal(host)) is not None:
+            return (literal,)
+        now = asyncio.get_running_loop().time()
+        known = self._ips.get(host)
+        if known is None or now - known[0] > AGAIN_S:
+            try:
+                infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            except OSError:
+                infos = []
+            ips = (_literal(str(info[4][0])) for info in infos)
+            known = now, tuple(dict.fromkeys(ip for ip in ips if ip is not None))
+            if len(self._ips) >= MAX_NAMES:
+                self._ips.clear()
+            self._ips[host] = known
+        return known[1]
+
+
+def parsed_networks(texts: Iterable[str]) -> Iterator[Network]:
+    """Yields the networks that ``texts`` name, as 10.0.0.0/8. Raises ValueError."""
+    return (ipaddress.ip_network(text, strict=False) for text in texts)
+
+
+def around(ip: Ip) -> Network:
+    """Returns the site of an address: its private block, else a network of the size that one organization has."""
+    for site in _SITES:
+        if ip in site:
+            return site
+    return ipaddress.ip_network(f"{ip}/{16 if ip.version == 4 else 48}", strict=False)
+
+
+def own_networks(proc: Path = Path("/proc/net")) -> Iterator[Network]:
+    """Yields the networks of this machine's interfaces but loopback, from proc(5)'s net/route and net/if_inet6."""
+    for line in _lines(proc / "route")[1:]:
+        words = line.split()
+        if len(words) > 7 and words[2] == "00000000" and words[7] != "00000000":
+            base, mask = (int.from_bytes(bytes.fromhex(words[i]), "little") for i in (1, 7))
+            yield ipaddress.IPv4Network((base, mask.bit_count()), strict=False)
+    for line in _lines(proc / "if_inet6"):
+        words = line.split()
+        if len(words) == 6 and words[5] != "lo":
+            yield ipaddress.IPv6Network((int(words[0], 16), int(words[2], 16)), strict=False)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _is_tcp(address: str) -> bool:
+    return not address.startswith(("unix:", "dns:")) and ":" in address
+
+
+def _literal(host: str) -> Ip | None:
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return (found.ipv4_mapped or found) if found.version == 6 else found

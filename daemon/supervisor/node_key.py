@@ -1,0 +1,70 @@
+"""The file with the private key of the node: kept in the state directory, and handed to the service at each start.
+
+The state directory is the collector's, and the service passes no further than its own directory: so the supervisor
+copies the file there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ("HANDED", "KEPT", "hand_key", "take_key")
+
+# In the state directory, and in the directory of the service's socket.
+KEPT = HANDED = "node.key"
+_BYTES = 32
+log = logging.getLogger("probingd.supervisor")
+
+
+def hand_key(state_dir: Path, directory: Path, owner: tuple[int, int] | None) -> None:
+    """Writes the key of the node, made anew where there is none, into ``directory`` for ``owner`` (uid and gid).
+
+    Where it cannot be kept, a line is logged and the service goes by a key of its own, until it ends.
+    """
+    try:
+        key = _read(state_dir / KEPT) or _made(state_dir / KEPT)
+        target = directory / HANDED
+        target.unlink(missing_ok=True)
+        _write(target, key, owner)
+    except OSError as e:
+        log.warning("the key of this node cannot be kept in %s: %s", state_dir, e.strerror)
+
+
+def take_key(directory: Path) -> bytes:
+    """Returns the key that was handed to the service, or kept there by it; a new one where there is none."""
+    with suppress(OSError):
+        return _read(directory / HANDED) or _made(directory / HANDED)
+    return secrets.token_bytes(_BYTES)
+
+
+def _made(path: Path) -> bytes:
+    key = secrets.token_bytes(_BYTES)
+    path.unlink(missing_ok=True)
+    _write(path, key, None)
+    return key
+
+
+def _read(path: Path) -> bytes:
+    """Returns the key in the file; empty for a file that is gone, or that a crash left short."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    with open(fd, "rb") as file:
+        key = file.read(_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    return key if len(key) == _BYTES else b""
+
+
+def _write(path: Path, key: bytes, owner: tuple[int, int] | None) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        if owner:
+            os.fchown(fd, *owner)
+        file.write(key)
+        file.flush()
+        os.fsync(fd)
