@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client.selection import choose
+from probing.client.selection import choose, vouches
 from probing.client.settings import DEFAULT_TARGET
 from probing.client.wire.connection import Connection
+from probing.client.wire.credentials import Credentials
 from probing.client.wire.tls import Tls
 from probing.federation.execution.asking import Policy
 from probing.federation.execution.clocks import Clocks
@@ -67,7 +69,7 @@ class Nodes:
         self._nodes = tuple(nodes)
         self._all_nodes = all_nodes or bool(where)
         self._where = tuple(where)
-        self._token = token
+        self._credentials = Credentials(token)
         self._tls = tls
         self._lock = threading.Lock()
         self._connections: dict[str, Connection] = {}
@@ -98,7 +100,7 @@ class Nodes:
     def connection(self, address: str) -> Connection:
         with self._lock:
             if address not in self._connections:
-                self._connections[address] = Connection(address, token=self._token, tls=self._tls)
+                self._connections[address] = Connection(address, credentials=self._credentials, tls=self._tls)
             return self._connections[address]
 
     def crowd(self) -> Crowd:
@@ -109,7 +111,7 @@ class Nodes:
         with self._lock:
             if self._crowd is None:
                 self._crowd = Crowd(
-                    self._token,
+                    self._credentials,
                     self._tls,
                     self.clocks,
                     max_bytes=self.max_bytes,
@@ -138,7 +140,12 @@ class Nodes:
         """Returns the addresses of the nodes that the target knows and that have not failed; those are outcomes."""
         target = self.connection(self.target)
         own = target.status(self.timeout).node
-        chosen = choose(self.target, own, target.peers(self.timeout).peers, self._where)
+        peers = target.peers(self.timeout).peers
+        with_token = bool(self._credentials.token)
+        if with_token and not vouches(own, peers) and any(peer.node not in ("", own) for peer in peers):
+            sys.stderr.write(f"warning: {own} is of a version that vouches for no node: all are shown your token\n")
+        chosen = choose(self.target, own, peers, self._where, token=with_token)
+        self._credentials.bind(peer for peer in peers if peer.address != self.target)
         self.absent = chosen.failed
         if chosen.failed:
             gathered = chosen.gathered()

@@ -10,8 +10,10 @@ from probing.api.errors import NotFound, PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.federation.execution.fanout import Failed, Gathered
 
-__all__ = ("Chosen", "choose")
+__all__ = ("Chosen", "choose", "vouches")
 
+_CERTIFICATE = "certificate"
+_UNPROVEN = "nothing proves its name to the target, so it is not shown your token"
 # A label that all nodes have.
 NAME = "node"
 
@@ -28,10 +30,18 @@ class Chosen:
         return Gathered(tuple(f.address for f in self.failed), failed=list(self.failed))
 
 
-def choose(target: str, own: str, peers: Sequence[pb.Peer], where: Sequence[tuple[str, str]] = ()) -> Chosen:
+def choose(
+    target: str,
+    own: str,
+    peers: Sequence[pb.Peer],
+    where: Sequence[tuple[str, str]] = (),
+    *,
+    token: bool = False,
+) -> Chosen:
     """Returns which of ``peers`` are asked: those that meet all conditions and have not failed; ``own`` at ``target``.
 
-    Raises NotFound where none meets the conditions.
+    ``token``: a token is shown, so that nodes for which the target does not vouch are not asked. Raises NotFound where
+    none meets the conditions.
     """
     met = [peer for peer in peers if peer.address and _meets(peer, where)]
     # An older daemon may leave itself out.
@@ -42,8 +52,20 @@ def choose(target: str, own: str, peers: Sequence[pb.Peer], where: Sequence[tupl
         raise NotFound(f"no node is known with {texts}", hint="`probingctl nodes` shows the labels of nodes")
     asked = {target if peer.node == own else peer.address: peer for peer in met if peer.state != "failed"}
     failed = {peer.address: peer for peer in met if peer.state == "failed" and peer.address not in asked}
+    errors = {address: _error(peer) for address, peer in failed.items()}
+    if token and vouches(own, peers):
+        for address, peer in list(asked.items()):
+            # A bound token is worth nothing elsewhere; the token itself is for nodes that somebody stands for.
+            if address != target and not (peer.bound or peer.proof == _CERTIFICATE or peer.named):
+                failed[address] = asked.pop(address)
+                errors[address] = PeerError(_UNPROVEN, hint=f"upgrade its daemon, or name it: --nodes {address}")
     first = sorted(asked, key=lambda address: address != target)
-    return Chosen(tuple(first), tuple(Failed(a, peer.node, _error(peer)) for a, peer in failed.items()))
+    return Chosen(tuple(first), tuple(Failed(a, peer.node, errors[a]) for a, peer in failed.items()))
+
+
+def vouches(own: str, peers: Sequence[pb.Peer]) -> bool:
+    """Returns whether the target, the node ``own``, is of a version that says what proves its peers."""
+    return any(peer.node == own and peer.bound for peer in peers)
 
 
 def _meets(peer: pb.Peer, where: Sequence[tuple[str, str]]) -> bool:

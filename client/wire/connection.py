@@ -21,6 +21,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.api.wire import UNLIMITED
 from probing.client.interrupt import closed, sheltered
+from probing.client.wire.credentials import Credentials
 from probing.client.wire.errors import error_of, too_old
 from probing.client.wire.statements import read_statements
 from probing.client.wire.stream import Stream
@@ -55,19 +56,23 @@ OPTIONS = (
 class Connection:
     """``address`` is ``unix:PATH`` or ``HOST:PORT``. Safe to use from several threads."""
 
-    def __init__(self, address: str, *, token: str = "", tls: Tls | None = None) -> None:
-        """Does not connect yet; TCP speaks TLS with ``tls``. Raises UsageError for a wrong address, a file that cannot
-        be read, or a token that would travel in the clear."""
-        self.address = checked(address, token if tls is None else "")
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self._route = route_of(address, token if tls is None else "")
+    def __init__(
+        self, address: str, *, token: str = "", credentials: Credentials | None = None, tls: Tls | None = None
+    ) -> None:
+        """Does not connect yet; TCP speaks TLS with ``tls``. ``credentials``: in place of ``token``. Raises UsageError
+        for a wrong address, a file that cannot be read, or a token that would travel in the clear."""
+        known = credentials or Credentials(token)
+        in_the_clear = known.token if tls is None else ""
+        self.address = checked(address, in_the_clear)
+        self._metadata = known.metadata(address)
+        self._route = route_of(address, in_the_clear)
         target = self._route.target if self._route else target_of(address)
-        credentials = None if tls is None or address.startswith("unix:") else credentials_of(tls)
+        files = None if tls is None or address.startswith("unix:") else credentials_of(tls)
         self._channel = sheltered(
             lambda: (
                 grpc.insecure_channel(target, options=OPTIONS)
-                if credentials is None
-                else grpc.secure_channel(target, credentials, options=OPTIONS)
+                if files is None
+                else grpc.secure_channel(target, files, options=OPTIONS)
             )
         )
         # The generated stub has no types; the methods below give them.

@@ -19,6 +19,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import ERROR_KEY, MAX_STATEMENTS
 from probing.client.wire import loop
 from probing.client.wire.channels import Channel, Channels
+from probing.client.wire.credentials import Credentials
 from probing.client.wire.errors import error_of, too_old
 from probing.client.wire.statements import read_statements
 from probing.client.wire.stream import Stream
@@ -47,7 +48,7 @@ class Crowd:
 
     def __init__(
         self,
-        token: str,
+        credentials: Credentials,
         tls: Tls | None,
         clocks: Clocks,
         *,
@@ -56,11 +57,11 @@ class Crowd:
         policy: Policy | None = None,
     ) -> None:
         self.policy = policy or Policy()
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._credentials = credentials
         self._max_bytes = max_bytes
         self._strict = strict
         self._clocks = clocks
-        self._channels = Channels(token, tls)
+        self._channels = Channels(credentials.token, tls)
         self._silent: dict[str, tuple[float, ProbingError]] = {}
         self._running: set[Future[Any]] = set()
         # Only to find out why nodes cannot be reached.
@@ -99,7 +100,7 @@ class Crowd:
                 timeout,
                 self.policy,
                 self._channels,
-                self._metadata,
+                self._credentials,
                 room=question.room,
                 answered=one_more,
             )
@@ -197,7 +198,7 @@ class _Question:
         request.timeout_ms = max(1, int(seconds * 1000))
         request.progress = self._watch is not None
         begun, sent_ns = time.monotonic_ns(), time.time_ns()
-        call = channel.stub.Query(request, timeout=seconds + 0.3, metadata=self._crowd._metadata)
+        call = channel.stub.Query(request, timeout=seconds + 0.3, metadata=self._crowd._credentials.metadata(address))
         taken = 0
         parts: list[pb.QueryReply] = []
         try:

@@ -19,6 +19,7 @@ from probing.api.errors import PeerError, ProbingError, error_from
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import MAX_PEERS
 from probing.client.wire.channels import Channels
+from probing.client.wire.credentials import Credentials
 from probing.client.wire.errors import error_of
 from probing.federation.execution.asking import Ask, Policy, ask_many
 from probing.federation.execution.fanout import Failed, Gathered
@@ -55,25 +56,29 @@ async def ask_tree(
     timeout: float,
     policy: Policy,
     channels: Channels,
-    metadata: Any,
+    credentials: Credentials,
     *,
     room: Callable[[int], None] = lambda _: None,
     answered: Callable[[str, bool], None] = lambda *_: None,
 ) -> Gathered[T]:
     """As ``ask_many``, by a tree. ``read`` reads the answer to ``query`` of a node that another one asked; ``room`` is
-    called with the bytes that are held, or not any more, and raises where they are too many; ``answered`` as there."""
+    called with the bytes that are held, or not any more, and raises where they are too many; ``answered`` as there. A
+    node that has to be shown a token itself is asked directly: no other one learns it."""
     unique = tuple(dict.fromkeys(addresses))
     deadline = time.monotonic() + timeout
-    tree = _Tree(query, read, channels, metadata, room, answered)
+    tree = _Tree(query, read, channels, credentials, room, answered)
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def below(group: Group) -> None:
         async with places:
             await tree.ask(group, (deadline - time.monotonic()) * _SHARE)
 
-    middle = groups_of(unique)
+    middle = groups_of([address for address in unique if credentials.may_be_passed_on(address)])
+    alone = [address for address in unique if not credentials.may_be_passed_on(address)]
     loop = asyncio.get_running_loop()
-    own = loop.create_task(ask_many([parent for parent, _ in middle], ask, timeout * _SHARE, policy, answered=answered))  # noqa: RUF006
+    # First who is asked by nobody else.
+    asked = [*alone, *(parent for parent, _ in middle)]
+    own = loop.create_task(ask_many(asked, ask, timeout * _SHARE, policy, answered=answered))
     tasks = [loop.create_task(below(group)) for group in middle]
     try:
         await asyncio.gather(*tasks)
@@ -111,7 +116,7 @@ class _Tree(Generic[T]):
         query: pb.QueryRequest,
         read: Read[T],
         channels: Channels,
-        metadata: Any,
+        credentials: Credentials,
         room: Callable[[int], None],
         answered: Callable[[str, bool], None],
     ) -> None:
@@ -120,7 +125,7 @@ class _Tree(Generic[T]):
         self._query = query
         self._read = read
         self._channels = channels
-        self._metadata = metadata
+        self._credentials = credentials
         self._room = room
         self._answered = answered
 
@@ -133,10 +138,12 @@ class _Tree(Generic[T]):
         query.CopyFrom(self._query)
         query.timeout_ms = max(1, int(seconds * 1000))
         request = pb.QueryManyRequest(query=query, addresses=children)
+        if self._credentials.token:
+            request.shown.extend(map(self._credentials.authorization, children))
         channel = self._channels.take(parent)
         silence_s = max(_SILENCE_S, _SILENCE * seconds)
         sent_ns = time.time_ns()
-        call: Any = channel.stub.QueryMany(request, timeout=seconds + 0.3, metadata=self._metadata)
+        call: Any = channel.stub.QueryMany(request, timeout=seconds + 0.3, metadata=self._credentials.metadata(parent))
         halves: dict[str, list[pb.QueryReply]] = {}
         held = 0
         try:

@@ -152,7 +152,7 @@ class Gossip:
     async def _ask(self, call: Call, seconds: float, node: str) -> Message:
         request = pb.GossipRequest(message=packed(call.message))
         compression = grpc.Compression.Gzip if request.ByteSize() > COMPRESS_BYTES else None
-        metadata = self._peers.metadata(call.address)
+        metadata = self._peers.metadata(call.address, node)
         async with self._peers.use(call.address, node) as stub:
             reply = await asyncio.wait_for(
                 stub.Gossip(request, timeout=seconds, metadata=metadata, compression=compression), seconds

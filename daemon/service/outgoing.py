@@ -93,24 +93,37 @@ class Outgoing:
         """Returns whether TLS can prove a node of this name: nodes speak it, and it is a name of DNS."""
         return bool(self._tls and self._tls.wanted and _DNS.fullmatch(node) and _ip(node) is None)
 
-    def metadata(self, address: str) -> Metadata:
-        """Returns the metadata of a call: what shows this node's token for peers.
+    def metadata(self, address: str, node: str = "") -> Metadata:
+        """Returns the metadata of a call on the channel to ``address`` and ``node``: what shows this node's token.
 
-        A node that has a key is shown what is worth nothing elsewhere. Others, of a version before keys or seeds that
-        have not answered, are shown the token itself, as before: by TLS, in the clear on loopback alone, and like all
-        that is connected to inside ``cluster.allow``.
+        A node without a key, which is of a version before keys or has not answered yet, is shown the token itself where
+        the administrator named it or TLS proves its name, and where nodes have no authority of their own whose
+        certificates would do: by TLS for its host, or on loopback, both inside ``cluster.allow``.
         """
         token = self._tokens.text if self._tokens else ""
-        if not token:
-            return ()
         known = self._known(address)
-        return self.passed_on(address, bound(token, known.node) if known.keyed else shown(token))
+        proven = bool(node) or known.keyed or known.certified or self.allowed is None or address in self.allowed.named
+        if not token or not (proven or not (self._tls and self._tls.has_peers)):
+            return ()
+        return self.passed_on(address, shown(token))
 
     def passed_on(self, address: str, authorization: str) -> Metadata:
-        """Returns the metadata of a call that shows what somebody else has shown, within the same bounds."""
-        if authorization and (self._secure(address) or is_loopback(address)):
-            return (("authorization", authorization),)
-        return ()
+        """Returns the metadata of a call that shows ``authorization``: by TLS, and in the clear to loopback alone.
+
+        A node that has a key is not shown a token itself, but what is bound to its name and worth nothing elsewhere.
+        """
+        if not authorization or not (self._secure(address) or is_loopback(address)):
+            return ()
+        known = self._known(address)
+        if known.keyed and authorization.startswith(shown("")):
+            authorization = bound(authorization.removeprefix(shown("")), known.node)
+        return (("authorization", authorization),)
+
+    def vouches(self, address: str) -> bool:
+        """Returns whether a token of somebody else may be shown at ``address``: this node's administrator named it, or
+        a key or certificates prove the name of the node there."""
+        known = self._known(address)
+        return known.keyed or known.certified or self.allowed is None or address in self.allowed.named
 
     def _checked(self, address: str, node: str) -> str:
         known = self._known(address)

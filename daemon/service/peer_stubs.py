@@ -70,9 +70,9 @@ class PeerStubs:
     def outgoing(self) -> Outgoing:
         return self._outgoing
 
-    def metadata(self, address: str) -> Metadata | None:
-        """Returns the metadata that a call to ``address`` needs."""
-        return self._outgoing.metadata(address) or None
+    def metadata(self, address: str, node: str = "") -> Metadata | None:
+        """Returns the metadata that a call to ``address`` needs; ``node``: as in ``use``."""
+        return self._outgoing.metadata(address, node) or None
 
     async def close_idle(self) -> None:
         """Closes connections that nobody uses: those for IDLE_S, and the oldest beyond MAX_CHANNELS."""

@@ -16,10 +16,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from probing.api.errors import ConfigError, NotFound, Overloaded, PeerError, ProbingError, UsageError, error_from
+from probing.api.errors import (
+    ConfigError,
+    NotFound,
+    Overloaded,
+    PeerError,
+    PrivilegeError,
+    ProbingError,
+    UsageError,
+    error_from,
+)
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
-from probing.api.wire import ERROR_KEY, MAX_PEERS
+from probing.api.wire import ERROR_KEY, MAX_PEERS, shown
 from probing.daemon.service.errors import to_proto
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.outgoing import Outgoing
@@ -54,13 +63,13 @@ class QueryMany:
         addresses = tuple(dict.fromkeys(request.addresses))
         if not 0 < len(addresses) <= MAX_PEERS:
             raise UsageError(f"{len(addresses)} nodes to ask", hint=f"name 1 to {MAX_PEERS} addresses")
-        shown = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
+        authorization = next((v for key, v in context.invocation_metadata() or () if key == "authorization"), "")
         seconds = seconds_for(context, request.query.timeout_ms, self._limits.query_s, self._limits.query_s)
         writer = _Writer(context, self._limits.unread_s)
         asked = [address for address in addresses if address in known]
         for address in set(addresses).difference(asked):
             await writer.failed(address, NotFound(f"{address} is no peer of this node"))
-        token = shown if isinstance(shown, str) else ""
+        token = authorization if isinstance(authorization, str) else ""
         if request.shown and len(request.shown) != len(request.addresses):
             raise UsageError("shown has another length than addresses")
         tokens = dict(zip(request.addresses, request.shown, strict=True)) if request.shown else {}
@@ -150,20 +159,20 @@ class _Writer:
 
 
 class _Question:
-    """One query for the peers of one caller. ``shown``: what the caller shows, and what to single peers instead."""
+    """One query for the peers of one caller. ``authorizations``: what the caller shows, and to single peers instead."""
 
     def __init__(
         self,
         outgoing: Outgoing,
         channels: _Channels,
         query: pb.QueryRequest,
-        shown: tuple[str, Mapping[str, str]],
+        authorizations: tuple[str, Mapping[str, str]],
         writer: _Writer,
     ) -> None:
         self._outgoing = outgoing
         self._channels = channels
         self._query = query
-        self._shown = shown
+        self._authorizations = authorizations
         self._writer = writer
         self._held = 0
 
@@ -175,8 +184,11 @@ class _Question:
             timeout_ms=max(1, int(seconds * 1000)),
             max_bytes=min(self._query.max_bytes or MAX_HELD, MAX_HELD),
         )
-        common, single = self._shown
-        metadata = self._outgoing.passed_on(address, single.get(address) or common)
+        common, single = self._authorizations
+        authorization = single.get(address) or common
+        if authorization.startswith(shown("")) and not self._outgoing.vouches(address):
+            raise PrivilegeError(f"nothing proves the name of {address} to this node: it is not shown your token")
+        metadata = self._outgoing.passed_on(address, authorization)
         held: list[int] = []
         channel = await self._channels.take(address)
         call: Any = NodeStub(channel).Query(query, timeout=seconds + 0.1, metadata=metadata)

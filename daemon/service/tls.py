@@ -61,6 +61,11 @@ class Tls:
         return self._context is not None
 
     @property
+    def has_peers(self) -> bool:
+        """Whether nodes have authorities of their own, so that their certificates are enough for each other."""
+        return bool(self._config.peer_ca)
+
+    @property
     def certificate_needed(self) -> bool:
         """Whether each connection has to show a certificate."""
         return bool(self._config.client_ca)

@@ -16,6 +16,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.discovery import hostnames
 from probing.client.selection import choose
 from probing.client.settings import conditions, node_list
+from probing.client.wire.credentials import Credentials
 
 
 @pytest.mark.parametrize(
@@ -127,3 +128,31 @@ def test_labels_that_no_node_has_and_what_is_no_label() -> None:
 def test_an_older_daemon_that_leaves_itself_out_is_asked() -> None:
     assert choose("unix:/s", "a", PEERS[1:2]).addresses == ("unix:/s", "h2:1")
     assert choose("unix:/s", "a", []).addresses == ("unix:/s",)
+
+
+def test_only_nodes_that_somebody_stands_for_are_shown_a_token() -> None:
+    own = pb.Peer(node="a", address="h1:1", state="healthy", bound=True, proof="key", named=True)
+    peers = [
+        own,
+        pb.Peer(node="keyed", address="h2:1", state="healthy", bound=True, proof="key"),
+        pb.Peer(node="heard", address="h3:1", state="healthy", bound=True, proof="heard"),
+        pb.Peer(node="certified", address="h4:1", state="healthy", proof="certificate"),
+        pb.Peer(address="h5:1", state="unknown", named=True),
+        pb.Peer(node="invented", address="h6:1", state="healthy"),
+    ]
+    assert choose("unix:/s", "a", peers).addresses[1:] == ("h2:1", "h3:1", "h4:1", "h5:1", "h6:1")
+    chosen = choose("unix:/s", "a", peers, token=True)
+    assert chosen.addresses == ("unix:/s", "h2:1", "h3:1", "h4:1", "h5:1")
+    (failed,) = chosen.failed
+    assert (failed.node, failed.address) == ("invented", "h6:1")
+    assert failed.reason == "nothing proves its name to the target, so it is not shown your token"
+    made = Credentials("s3cret")
+    made.bind(peers)
+    shows = {peer.address: made.authorization(peer.address) for peer in peers}
+    assert {address for address, text in shows.items() if "s3cret" in text} == {"h4:1", "h5:1", "h6:1"}
+    assert len({shows[address] for address in ("h1:1", "h2:1", "h3:1")}) == 3
+    assert [made.may_be_passed_on(address) for address in ("h2:1", "h4:1")] == [True, False]
+    assert Credentials().metadata("h2:1") == ()
+    # An older target says nothing of its peers.
+    old = [pb.Peer(node="a", address="h1:1", state="healthy"), peers[-1]]
+    assert choose("unix:/s", "a", old, token=True).addresses == ("unix:/s", "h6:1")

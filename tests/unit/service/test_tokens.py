@@ -9,6 +9,7 @@ import pytest
 from probing.api.errors import ConfigError, Overloaded, PrivilegeError, Unauthenticated
 from probing.api.proto.arrow.flight import Flight_pb2 as flight
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.wire import bound
 from probing.daemon.config import TlsConfig
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit
@@ -63,6 +64,24 @@ def test_each_token_has_its_scope_and_jobs(tmp_path: Path) -> None:
     for wrong in (A[:-1], A + "a", "", "d" * 20):
         with pytest.raises(Unauthenticated):
             made.identified(TCP, shown(wrong))
+
+
+def test_what_is_bound_to_a_node_counts_there_alone(tmp_path: Path) -> None:
+    file = written(tmp_path / "t", SEVERAL)
+    here, there = Tokens(file, "gn6"), Tokens(file, "gn7")
+    for value in (A, B, C):
+        token = here.find(f"Bearer {value}")
+        assert token is not None
+        assert here.find(bound(value, "gn6")) is token
+        assert there.find(bound(value, "gn6")) is None
+        assert value not in bound(value, "gn6")
+    wrong = bound(A, "gn6")
+    for given in (bound(A, ""), wrong[:-1], wrong.replace("Bound", "Bearer"), wrong.upper(), f"Bound {A}"):
+        assert here.find(given) is None
+    # Who is replaced is refused at once.
+    written(tmp_path / "new", SEVERAL.replace(A, "d" * 20))
+    (tmp_path / "new").rename(tmp_path / "t")
+    assert here.find(bound(A, "gn6")) is None
 
 
 def test_one_token_is_for_reading_and_for_nodes(tmp_path: Path) -> None:

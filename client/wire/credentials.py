@@ -1,0 +1,39 @@
+"""What of a token each node is shown: the token itself, what is bound to the node's name, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.wire import bound, shown
+
+__all__ = ("Credentials",)
+
+
+class Credentials:
+    """The target and nodes that the user names are shown ``token`` itself. Other nodes are named by the target: where
+    they can, they are shown what proves to them alone that the caller has the token."""
+
+    def __init__(self, token: str = "") -> None:
+        self.token = token
+        self._nodes: dict[str, str] = {}
+
+    def bind(self, peers: Iterable[pb.Peer]) -> None:
+        """Notes which addresses are those of nodes that take a token bound to their names."""
+        self._nodes.update((peer.address, peer.node) for peer in peers if peer.bound)
+
+    def authorization(self, address: str) -> str:
+        """Returns the value of ``authorization`` for the node at ``address``; empty without a token."""
+        if not self.token:
+            return ""
+        node = self._nodes.get(address)
+        return shown(self.token) if node is None else bound(self.token, node)
+
+    def metadata(self, address: str) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call to the node at ``address``."""
+        authorization = self.authorization(address)
+        return (("authorization", authorization),) if authorization else ()
+
+    def may_be_passed_on(self, address: str) -> bool:
+        """Returns whether another node may learn what the node at ``address`` is shown."""
+        return not self.token or address in self._nodes
