@@ -1,7 +1,9 @@
 #!/bin/bash
 # Makes a certificate authority and certificates of nodes and clients, for tests and as a start for a cluster.
 #   test-ca.sh DIR ca NAME [DAYS]                  DIR/NAME.pem and DIR/NAME.key: an authority
-#   test-ca.sh DIR node CA NAME ADDRESS,... [DAYS]  a node's certificate for names and IP addresses, signed by CA
+#   test-ca.sh DIR node CA NAME ADDRESS,... [DAYS]  the certificate of the node NAME (its node_name), which others reach
+#                                                   at names and IP addresses, signed by CA
+#   test-ca.sh DIR host CA FILE ADDRESS,... [DAYS]  the same for names and IP addresses alone: it proves no node's name
 #   test-ca.sh DIR client CA NAME [DAYS]            a client's certificate, signed by CA
 # A negative DAYS makes a certificate that has expired.
 set -eu -o pipefail
@@ -42,8 +44,9 @@ ca)
     key "$1"
     sign "$1" "$1" "${2:-3650}" $'basicConstraints = critical,CA:TRUE,pathlen:0\nkeyUsage = critical,keyCertSign,cRLSign\nsubjectKeyIdentifier = hash'
     ;;
-node)
+node | host)
     names=
+    [ "$kind" = host ] || names=",DNS:$2"
     IFS=, read -ra addresses <<<"$3"
     for address in "${addresses[@]}"; do
         case $address in
@@ -59,7 +62,7 @@ client)
     sign "$1" "$2" "${3:-90}" $'basicConstraints = critical,CA:FALSE\nkeyUsage = critical,digitalSignature\nextendedKeyUsage = clientAuth'
     ;;
 *)
-    sed -n '2,6s/^# //p' "$0" >&2
+    sed -n '2,8s/^# //p' "$0" >&2
     exit 2
     ;;
 esac

@@ -32,6 +32,11 @@ class Authority:
         self._make("node", self.name, name, addresses)
         return self._files(name)
 
+    def host(self, name: str, addresses: str = "127.0.0.1,localhost") -> tuple[str, str]:
+        """Returns the files of a certificate of addresses, which names no node, and its key."""
+        self._make("host", self.name, name, addresses)
+        return self._files(name)
+
     def client(self, name: str, days: int = 1) -> tuple[str, str]:
         """Returns the files of a client's certificate and its key; it has expired where ``days`` is negative."""
         self._make("client", self.name, name, str(days))

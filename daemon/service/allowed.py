@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # A name is looked up again after so long, s.
 AGAIN_S = 30.0
 MAX_NAMES = 4096
+# An address outside is said for so long after it was wanted, s.
+SAID_S = 60.0
 # What is one site where an address is in it: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598), link-local.
 _SITES = tuple(
     map(
@@ -48,6 +51,8 @@ class Allowed:
         # Addresses that the administrator named, as HOST:PORT: they are in no need of a network.
         self.named: frozenset[str] = frozenset()
         self._ips: dict[str, tuple[float, tuple[Ip, ...]]] = {}
+        # When an address outside was last wanted.
+        self._refused: dict[str, float] = {}
 
     async def set_seeds(self, seeds: Iterable[str]) -> None:
         """Takes the addresses of the seeds."""
@@ -73,12 +78,20 @@ class Allowed:
         if address not in self.named:
             ips = tuple(ip for ip in ips if any(ip in network for network in self._networks))
         if not ips:
+            if len(self._refused) >= MAX_NAMES:
+                self._refused.clear()
+            self._refused[address] = time.monotonic()
             raise PeerError(f"{address} is outside cluster.allow: this node does not connect to it", hint=_HINT)
         if len(ips) == 1 and _literal(host.strip("[]")):
             return f"dns:///{address}"
         first = ips[0].version
         parts = (f"[{ip}]:{port}" if first == 6 else f"{ip}:{port}" for ip in ips if ip.version == first)
         return f"ipv{first}:{','.join(parts)}"
+
+    def outside(self) -> list[str]:
+        """Returns the addresses that other nodes named lately and that are not allowed. For any thread."""
+        since = time.monotonic() - SAID_S
+        return sorted(address for address, at in self._refused.copy().items() if at > since)
 
     async def among(self, addresses: Iterable[str]) -> set[str]:
         """Returns those of ``addresses`` that are allowed."""
@@ -90,7 +103,7 @@ class Allowed:
         """Returns the addresses of ``host``; none where its name is not known."""
         if (literal := _literal(host)) is not None:
             return (literal,)
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         known = self._ips.get(host)
         if known is None or now - known[0] > AGAIN_S:
             try:

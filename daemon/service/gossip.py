@@ -92,6 +92,9 @@ class Gossip:
         """Returns the row of gossip in ``status`` and ``probing.sources``; none for a node alone."""
         members = [member for member in self._membership.members() if member.name]
         problems = [*self._membership.problems(), *(f"{name}: {why}" for name, why in self._unresolved.items())]
+        if (allowed := self._peers.outgoing.allowed) and (outside := allowed.outside()):
+            named = ", ".join(outside[:3]) + (" and others" if len(outside) > 3 else "")
+            problems.append(f"{len(outside)} addresses of nodes are outside cluster.allow: {named}")
         if len(members) < 2 and not problems:
             return []
         live = sum(m.state in ("healthy", "recovering") for m in members)
