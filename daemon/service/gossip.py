@@ -102,6 +102,8 @@ class Gossip:
         if unproven := [m.name for m in members if not m.proof]:
             names = ", ".join(unproven[:3]) + (" and others" if len(unproven) > 3 else "")
             detail += f"; nothing proves the names of {len(unproven)}: {names} (a version before keys)"
+        if self._peers.outgoing.nameless(self._membership.name):
+            detail += "; its certificate does not name this node, whose key alone proves it"
         if self._skipped:
             detail += f", {self._skipped} pings were not sent since too many were under way"
         return [SourceState("cluster", "degraded" if problems else "running", first_of(problems), detail=detail)]

@@ -89,6 +89,10 @@ class Outgoing:
             return address, "", 0
         return address, self._checked(address, node), self._tls.loads
 
+    def nameless(self, node: str) -> bool:
+        """Returns whether this node, of that name, speaks TLS by a certificate that does not prove its name."""
+        return bool(self._tls and self._tls.wanted) and node.lower() not in (self._tls.names() if self._tls else ())
+
     def may_check(self, node: str) -> bool:
         """Returns whether TLS can prove a node of this name: nodes speak it, and it is a name of DNS."""
         return bool(self._tls and self._tls.wanted and _DNS.fullmatch(node) and _ip(node) is None)

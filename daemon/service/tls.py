@@ -51,6 +51,9 @@ class Tls:
         self._loads = 0
         self._pem: tuple[bytes | None, bytes | None, bytes | None] = (None, None, None)
         self._problem = ""
+        # The names in the own certificate, and the load in which they were read.
+        self._own_names: frozenset[str] = frozenset()
+        self._names_of = -1
         self._context: ssl.SSLContext | None = None
         if config.cert or config.key or config.client_ca or config.peer_ca:
             self._load(self._stats())
@@ -116,6 +119,23 @@ class Tls:
         if self.wanted:
             self.server()
         return self._loads
+
+    def names(self) -> frozenset[str]:
+        """Returns the names of nodes that this node's own certificate proves; none without TLS."""
+        if not self.wanted:
+            return frozenset()
+        if self._names_of != self._loads:
+            # Takes 50 ms to import, and only status asks.
+            from cryptography import x509
+
+            own = x509.load_pem_x509_certificate(self._pem[2] or b"")
+            try:
+                shown = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+                names = shown.get_values_for_type(x509.DNSName)
+            except (ValueError, x509.ExtensionNotFound):
+                names = []
+            self._own_names, self._names_of = _nodes(("DNS", name) for name in names), self._loads
+        return self._own_names
 
     def files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """Returns what a call to a peer needs as PEM: its authorities, our key and chain; None for what is unset."""

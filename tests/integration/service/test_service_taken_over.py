@@ -68,10 +68,13 @@ class Honest:
             return {peer.node: peer for peer in found}
         return {}
 
+    def sources(self, name: str) -> list[pb.Source]:
+        with grpc.insecure_channel(f"unix:{self.root / name}/s.sock") as channel:
+            return list(NodeStub(channel).Status(pb.StatusRequest(), timeout=10).sources)
+
     def reasons(self, name: str) -> list[str]:
         """Returns why sources of ``name`` are degraded."""
-        with grpc.insecure_channel(f"unix:{self.root / name}/s.sock") as channel:
-            return [source.reason for source in NodeStub(channel).Status(pb.StatusRequest(), timeout=10).sources]
+        return [source.reason for source in self.sources(name)]
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -106,16 +109,16 @@ class TakenOver(NodeServicer):  # type: ignore[misc]
         self.shown += [str(value) for name, value in context.invocation_metadata() if name == "authorization"]
         self.called.set()
 
-    def Gossip(self, request: pb.GossipRequest, context: Any) -> pb.GossipReply:  # noqa: N802
+    def Gossip(self, request: pb.GossipRequest, context: Any) -> pb.GossipReply:
         self._note(context)
         return pb.GossipReply(message=packed(self.membership.answer(message_of(request.message))))
 
-    def Query(self, request: pb.QueryRequest, context: Any) -> Iterator[pb.QueryReply]:  # noqa: N802
+    def Query(self, request: pb.QueryRequest, context: Any) -> Iterator[pb.QueryReply]:
         self._note(context)
         context.abort(grpc.StatusCode.UNAVAILABLE, "no")
         yield
 
-    def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:  # noqa: N802
+    def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         self._note(context)
         return pb.StatusReply(node="c")
 
@@ -282,5 +285,7 @@ def test_certificates_without_names_prove_hosts_and_keys_prove_nodes(tmp_path: P
         made.start("b", files=files)
         until(lambda: made.peers().get("b", pb.Peer()).proof == "key", what=lambda: str(made.peers()))
         assert made.peers()["b"].state == "healthy"
+        said = "its certificate does not name this node, whose key alone proves it"
+        assert [said in source.detail for source in made.sources("a") if source.name == "cluster"] == [True]
     finally:
         made.stop()

@@ -104,3 +104,17 @@ def test_a_connection_notices_that_the_other_end_is_gone() -> None:
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+
+
+def test_a_certificate_proves_the_names_in_it_but_no_wildcard(
+    config: TlsConfig, nodes: Authority, tmp_path: Path
+) -> None:
+    tls = Tls(config)
+    assert tls.names() == {"n0", "localhost"}
+    for addresses, names in (("*.example.org,127.0.0.1", set()), ("GN6.example.org,10.0.0.1", {"gn6.example.org"})):
+        cert, key = nodes.host("other", addresses)
+        replace(Path(cert), tmp_path / "cert")
+        replace(Path(key), tmp_path / "key")
+        tls.server()
+        assert tls.names() == names
+    assert Tls(TlsConfig()).names() == frozenset()
