@@ -61,10 +61,10 @@ class Connection:
     ) -> None:
         """Does not connect yet; TCP speaks TLS with ``tls``. ``credentials``: in place of ``token``. Raises UsageError
         for a wrong address, a file that cannot be read, or a token that would travel in the clear."""
-        known = credentials or Credentials(token)
-        in_the_clear = known.token if tls is None else ""
+        self._credentials = credentials or Credentials(token)
+        in_the_clear = self._credentials.token if tls is None else ""
         self.address = checked(address, in_the_clear)
-        self._metadata = known.metadata(address)
+        self._metadata = self._credentials.metadata(address)
         self._route = route_of(address, in_the_clear)
         target = self._route.target if self._route else target_of(address)
         files = None if tls is None or address.startswith("unix:") else credentials_of(tls)
@@ -136,7 +136,7 @@ class Connection:
         begun = time.monotonic()
         call = self._query_call(pb.QueryRequest(statements=asked, max_bytes=max_bytes), timeout, watch)
         try:
-            return read_statements(
+            replies = read_statements(
                 call,
                 list(statements),
                 lambda e: self._failed(e, begun),
@@ -144,6 +144,9 @@ class Connection:
                 watch=watch,
                 strict=strict,
             )
+            for reply in replies:
+                self._check(reply.node)
+            return replies
         except QueryRejected as e:
             if e.message == _NO_SQL:
                 raise too_old(self.address) from None
@@ -169,6 +172,7 @@ class Connection:
             max_bytes=max_bytes,
             watch=watch,
             ask_name=lambda: self.status(timeout).node,
+            check=self._check,
             strict=strict,
         )
 
@@ -212,6 +216,7 @@ class Connection:
             raise self._failed(e, begun) from None
         finally:
             closed(call.cancel)
+        self._check(found.node)
         return found
 
     def preflight(self, request: pb.PreflightRequest, timeout: float) -> pb.PreflightReply:
@@ -234,9 +239,17 @@ class Connection:
         self._require_speech()
         begun = time.monotonic()
         try:
-            return sheltered(lambda: method(request, timeout=timeout, metadata=self._metadata))
+            reply = sheltered(lambda: method(request, timeout=timeout, metadata=self._metadata))
         except grpc.RpcError as e:
             raise self._failed(e, begun) from None
+        # Peers and Pause name no node.
+        if node := getattr(reply, "node", ""):
+            self._check(node)
+        return reply
+
+    def _check(self, node: str) -> None:
+        """Raises PeerError for the answer of another node than the target knows here."""
+        self._credentials.check(self.address, node)
 
     def _require_speech(self) -> None:
         """Raises the error of the last call while calls fail at once."""

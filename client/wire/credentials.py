@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from probing.api.errors import PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import bound, shown
 
@@ -17,10 +18,21 @@ class Credentials:
     def __init__(self, token: str = "") -> None:
         self.token = token
         self._nodes: dict[str, str] = {}
+        self._names: dict[str, str] = {}
 
     def bind(self, peers: Iterable[pb.Peer]) -> None:
-        """Notes which addresses are those of nodes that take a token bound to their names."""
-        self._nodes.update((peer.address, peer.node) for peer in peers if peer.bound)
+        """Notes whose addresses the target knows: of nodes that take a token bound to their names, and of those whose
+        names something proves."""
+        known = list(peers)
+        self._nodes.update((peer.address, peer.node) for peer in known if peer.bound)
+        self._names.update((peer.address, peer.node) for peer in known if peer.bound or peer.proof)
+
+    def check(self, address: str, node: str) -> None:
+        """Raises PeerError where ``node`` answered at the address of a node that the target knows by another name: it
+        would count in that one's place."""
+        known = self._names.get(address, node)
+        if known != node:
+            raise PeerError(f"{known} answers as {node[:100]}", hint="its rows are left out")
 
     def authorization(self, address: str) -> str:
         """Returns the value of ``authorization`` for the node at ``address``; empty without a token."""

@@ -168,6 +168,8 @@ class _Question:
                 await channel.close()
             else:
                 await channels.give_back(channel)
+        for reply in replies:
+            self._crowd._credentials.check(address, reply.node)
         return (replies[0].node if replies else address), tuple(self._take(reply) for reply in replies)
 
     def request(self, names: list[str]) -> pb.QueryRequest:
@@ -185,6 +187,8 @@ class _Question:
             raise PeerError(f"{address} has an empty answer")
         clock = measured(sent_ns, time.time_ns(), parts[-1].end.node_time_ns)
         replies = [replace(reply, clock=clock) for reply in self._read(address, parts, self._names)]
+        for reply in replies:
+            self._crowd._credentials.check(address, reply.node)
         return replies[0].node, tuple(self._take(reply) for reply in replies)
 
     def room(self, size: int) -> None:

@@ -43,11 +43,13 @@ class Stream:
         max_bytes: int = UNLIMITED,
         watch: Callable[[pb.QueryProgress], None] | None = None,
         ask_name: Callable[[], str] = str,
+        check: Callable[[str], None] = lambda _: None,
         strict: bool = False,
     ) -> None:
         """``call`` yields QueryReply messages; ``translate`` converts gRPC's errors to ours.
 
-        ``ask_name`` asks a node for its name where the call does not contain it. Raises QueryMemory above
+        ``ask_name`` asks a node for its name where the call does not contain it, and ``check`` raises for the name of
+        another one. Raises QueryMemory above
         ``max_bytes``, and under ``strict`` PartialAnswer behind the last row where the node lacks rows.
         """
         self.node = ""
@@ -60,6 +62,7 @@ class Stream:
         self._source = ArrowSource(call, max_bytes, watch)
         self._reader: Any = None
         self._ask_name = ask_name
+        self._check = check
         self._strict = strict
 
     def __enter__(self) -> Stream:
@@ -84,7 +87,9 @@ class Stream:
     def name(self) -> str:
         """Returns the node's name before its rows end."""
         sent = dict(sheltered(self._call.initial_metadata) or ()).get(NODE_KEY)
-        return sent[:256].decode("utf-8", "replace") if isinstance(sent, bytes) else self._ask_name()
+        name = sent[:256].decode("utf-8", "replace") if isinstance(sent, bytes) else self._ask_name()
+        self._check(name)
+        return name
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         _ = self.schema
@@ -94,6 +99,7 @@ class Stream:
         end = self._guarded(self._source.end)
         if end.rows != self.rows:
             raise broken_off()
+        self._check(end.node)
         self.node, self.rows_scanned, self.warnings = end.node, end.rows_scanned, tuple(end.warnings[:MAX_WARNINGS])
         self.node_time_ns = end.node_time_ns
         require_all_rows(self.node, self.warnings, strict=self._strict)

@@ -92,6 +92,7 @@ class TakenOver(NodeServicer):  # type: ignore[misc]
         self.key = NodeKey.new()
         self.shown: list[str] = []
         self.called = threading.Event()
+        self.answers_as = "c"
         self.files = authority.node("c")
         self.authority = authority
         own = Record("c", self.address, int(time.time()), 77)
@@ -120,7 +121,7 @@ class TakenOver(NodeServicer):  # type: ignore[misc]
 
     def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         self._note(context)
-        return pb.StatusReply(node="c")
+        return pb.StatusReply(node=self.answers_as)
 
     def ask(self, address: str, method: str, request: Any, *, certificate: bool = True, **options: Any) -> Any:
         with self.authority.channel(address, self.files if certificate else None) as channel:
@@ -233,6 +234,13 @@ def test_what_it_is_shown_is_worth_nothing_elsewhere(honest: Honest, taken: Take
         assert taken.address in cluster.addresses()
         taken.shown.clear()
         assert sorted(reply.node for _, reply in cluster.status()) == ["a", "b", "c"]
+    # It cannot count in the place of another node either.
+    taken.answers_as = "b"
+    with Cluster(
+        honest.address("a"), all_nodes=True, token=TOKEN, tls=Tls(honest.authority.file), timeout=10
+    ) as cluster:
+        assert sorted(address for address, _ in cluster.status()) == sorted(map(honest.address, "ab"))
+        assert [f.reason for f in cluster.outcomes[-1].failed] == ["c answers as b"]
     assert taken.shown
     assert not any(TOKEN in text for text in taken.shown)
     for shown in set(taken.shown):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.api.errors import NotFound, UsageError
+from probing.api.errors import NotFound, PeerError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.discovery import hostnames
 from probing.client.selection import choose
@@ -153,6 +153,11 @@ def test_only_nodes_that_somebody_stands_for_are_shown_a_token() -> None:
     assert len({shows[address] for address in ("h1:1", "h2:1", "h3:1")}) == 3
     assert [made.may_be_passed_on(address) for address in ("h2:1", "h4:1")] == [True, False]
     assert Credentials().metadata("h2:1") == ()
+    made.check("h2:1", "keyed")
+    made.check("h6:1", "anything")
+    for address in ("h2:1", "h3:1", "h4:1"):
+        with pytest.raises(PeerError, match="answers as b"):
+            made.check(address, "b")
     # An older target says nothing of its peers.
     old = [pb.Peer(node="a", address="h1:1", state="healthy"), peers[-1]]
     assert choose("unix:/s", "a", old, token=True).addresses == ("unix:/s", "h6:1")

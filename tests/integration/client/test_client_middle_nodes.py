@@ -1,0 +1,112 @@
+"""A node in the middle of a question to many: what it learns, and what it can do to the answers that it passes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from ports import free_port
+
+from probing.api.errors import PeerError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
+from probing.api.wire import bound, shown
+from probing.client.wire import loop
+from probing.client.wire.channels import Channels
+from probing.client.wire.credentials import Credentials
+from probing.client.wire.tree import ask_tree
+from probing.federation.execution.asking import Policy
+from probing.federation.execution.fanout import Gathered
+
+TOKEN = "0123456789abcdef-token"
+CHILDREN = ("127.0.0.1:2", "127.0.0.1:3")
+OLD = "127.0.0.1:4"
+
+
+def _parts(text: str) -> list[pb.QueryReply]:
+    return [pb.QueryReply(arrow=text.encode())]
+
+
+class Middle(NodeServicer):  # type: ignore[misc]
+    """Passes on what it makes up: of its children, and of nodes that it was not given."""
+
+    def __init__(self) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.shown: list[str] = []
+        self.passed: list[str] = []
+
+    async def start(self) -> grpc.aio.Server:
+        server = grpc.aio.server()
+        add_NodeServicer_to_server(self, server)
+        server.add_insecure_port(self.address)
+        await server.start()
+        return server
+
+    async def QueryMany(self, request: pb.QueryManyRequest, context: Any) -> AsyncIterator[pb.QueryManyReply]:
+        self.shown += [str(value) for key, value in context.invocation_metadata() if key == "authorization"]
+        self.passed += request.shown
+        for address in (OLD, "127.0.0.1:9", self.address, request.addresses[0], request.addresses[0]):
+            yield pb.QueryManyReply(address=address, parts=_parts(f"forged {address}"), done=True)
+
+
+@pytest.fixture
+def middle() -> Iterator[Middle]:
+    made = Middle()
+    server = loop.submit(made.start()).result(20)
+    yield made
+    loop.submit(server.stop(0)).result(20)
+
+
+def _asked(middle: Middle, credentials: Credentials, direct: list[str]) -> Gathered[str]:
+    async def ask(address: str, seconds: float, attempt: int) -> tuple[str, str]:
+        del seconds, attempt
+        direct.append(address)
+        return f"node at {address}", "true"
+
+    def read(address: str, parts: list[pb.QueryReply], sent_ns: int) -> tuple[str, str]:
+        del sent_ns
+        if not parts:
+            raise PeerError("empty")
+        return f"node at {address}", parts[0].arrow.decode()
+
+    async def run() -> Gathered[str]:
+        channels = Channels(TOKEN, None)
+        query = pb.QueryRequest(sql="SELECT 1")
+        try:
+            return await ask_tree(
+                (middle.address, *CHILDREN, OLD), query, read, ask, 10.0, Policy(), channels, credentials
+            )
+        finally:
+            await channels.close()
+
+    return loop.submit(run()).result(30)
+
+
+def test_a_node_in_the_middle_learns_nothing_and_answers_for_its_own_group_alone(middle: Middle) -> None:
+    credentials = Credentials(TOKEN)
+    names = {middle.address: "m", CHILDREN[0]: "c2", CHILDREN[1]: "c3"}
+    credentials.bind(pb.Peer(node=name, address=address, bound=True) for address, name in names.items())
+    direct: list[str] = []
+    answers = {a.address: a.value for a in _asked(middle, credentials, direct).answered}
+    assert middle.shown == [bound(TOKEN, "m")]
+    assert middle.passed == [bound(TOKEN, "c2"), bound(TOKEN, "c3")]
+    # What it does not pass on is asked for directly, as is a node that has to be shown the token itself.
+    assert sorted(direct) == sorted((middle.address, CHILDREN[1], OLD))
+    assert answers == {
+        middle.address: "true",
+        # Rows are claims of the node that passes them on (docs/security.md).
+        CHILDREN[0]: f"forged {CHILDREN[0]}",
+        CHILDREN[1]: "true",
+        OLD: "true",
+    }
+
+
+def test_without_a_token_there_is_nothing_to_pass_on(middle: Middle) -> None:
+    direct: list[str] = []
+    _asked(middle, Credentials(), direct)
+    assert (middle.shown, middle.passed) == ([], [])
+    assert middle.address in direct
+    assert shown(TOKEN) not in middle.passed
