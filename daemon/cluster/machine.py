@@ -68,7 +68,7 @@ class Machine:
         """Draws conclusions from silence, and returns the calls of this heartbeat."""
         self._clock(wall_ns)
         self._ticks += 1
-        self._answered_bytes = 0
+        self._answered_bytes = self.view.checks = 0
         if now - self._last > self.times.suspect:
             self._resumed = now
             self.view.resume(now)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from probing.daemon.cluster.machine import Machine
 from probing.daemon.cluster.messages import Call, Message
-from probing.daemon.cluster.record import MAX_JOBS, Proof, Record
+from probing.daemon.cluster.record import MAX_JOBS, Claim, Proof, Record
 from probing.daemon.cluster.table import Entry
 
 __all__ = ("Member", "Membership")
@@ -25,7 +25,8 @@ class Member:
 
     ``jobs`` are marks of the jobs that have ranks there. ``since_ns`` (UTC) is when the state began, as far as this
     node knows, ``heard_ns`` the time since the node answered this one. ``clock_offset_ns`` is its clock minus ours.
-    ``proof`` says what proves its name to this one, as a word of ``record.Proof``; ``keyed``: it has a key.
+    ``address`` is empty where another node has it. ``proof`` says what proves its name to this one, as a word of
+    ``record.Proof``; ``keyed``: it has a key.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Membership:
             own = view.own
             made = _member(own, state="healthy", since_ns=self._started_ns, problem=view.conflict(now))
             found = [replace(made, heard_ns=0, rtt_ns=0, clock_offset_ns=0, proof=Proof.KEY.word, keyed=bool(own.key))]
-            found += [self._other(entry, now, wall_ns) for entry in view.table.entries.values()]
+            found += self._others(now, wall_ns)
             unknown = [Member("", seed, "unknown") for seed in self._machine.unreached()]
         return (*sorted(found, key=lambda m: m.name), *unknown)
 
@@ -130,13 +131,22 @@ class Membership:
         return entry.proof if entry else Proof.NONE
 
     def at(self, address: str) -> Member | None:
-        """Returns the other node whose address it is, the best proven of several."""
+        """Returns the other node whose address it is."""
         now, wall_ns = self._monotonic(), self._wall_ns()
         with self._lock:
-            entries = self._machine.view.table.entries.values()
-            found = [entry for entry in entries if entry.update.record.address == address]
-            best = max(found, key=lambda entry: entry.proof, default=None)
+            best = self._best(
+                e for e in self._machine.view.table.entries.values() if e.update.record.address == address
+            )
             return self._other(best, now, wall_ns) if best else None
+
+    @staticmethod
+    def _best(entries: Iterable[Entry]) -> Entry | None:
+        """Returns which of ``entries`` with one address has it: who has not failed, answered there, is proven best."""
+
+        def rank(entry: Entry) -> tuple[bool, bool, Proof]:
+            return entry.update.claim is not Claim.FAILED, entry.heard is not None, entry.proof
+
+        return max(entries, key=rank, default=None)
 
     def unanswered(self, call: Call) -> list[Call]:
         return self._locked(lambda: self._machine.unanswered(call, self._monotonic()))
@@ -144,6 +154,22 @@ class Membership:
     def _locked(self, do: Callable[[], T]) -> T:
         with self._lock:
             return do()
+
+    def _others(self, now: float, wall_ns: int) -> Iterator[Member]:
+        view = self._machine.view
+        at: dict[str, list[Entry]] = {}
+        for entry in view.table.entries.values():
+            at.setdefault(entry.update.record.address, []).append(entry)
+        for address, entries in at.items():
+            best = None if address == view.own.address else self._best(entries)
+            first = best.update.record.name if best else view.own.name
+            for entry in entries:
+                made = self._other(entry, now, wall_ns)
+                if entry is best:
+                    yield made
+                else:
+                    why = f"it names the address of {first}: {address}"
+                    yield replace(made, address="", problem="; ".join(filter(None, (made.problem, why))))
 
     def _other(self, entry: Entry, now: float, wall_ns: int) -> Member:
         view = self._machine.view

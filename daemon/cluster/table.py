@@ -127,7 +127,9 @@ class Table:
     def _make_room(self, proof: Proof) -> bool:
         """Forgets a node that failed, first of all those that have never proven themselves, and for one that has also
         one that has not."""
-        failed = [e for e in self.entries.values() if e.update.claim is Claim.FAILED]
+        # Without a look at all where none has failed, as invented names may come by hundreds.
+        gone = self.live < len(self.entries)
+        failed = [e for e in self.entries.values() if e.update.claim is Claim.FAILED] if gone else []
         if not failed and proof > Proof.HEARD:
             failed = [e for e in self.entries.values() if e.proof <= Proof.HEARD and e.heard is None]
         if failed:

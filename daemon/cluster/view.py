@@ -17,6 +17,10 @@ __all__ = ("Times", "View")
 FORGET_S = 86_400
 # An incarnation may be so far above the known one, or above the clock.
 MAX_LEAP = 1 << 33
+# Two years, for what is claimed of this node without its key.
+MAX_STRANGE_LEAP = 1 << 26
+# Signatures that are checked between two ticks: a tenth of a second of CPU. What is left out comes again.
+MAX_CHECKS = 2000
 # What was found of two nodes with one name holds so long, s; it is found again while it lasts.
 CONFLICT_S = 90.0
 # Nodes of one host that only others tell of.
@@ -37,7 +41,8 @@ class Times(NamedTuple):
 
 
 class View:
-    """``lies`` counts claims that the node itself knows to be wrong, ``silent`` are nodes that have not answered it.
+    """``lies`` counts claims that the node itself knows to be wrong, ``silent`` are nodes that have not answered it;
+    ``checks`` counts signatures that were checked since the last tick.
 
     ``wall_s`` is the node's clock. Hearsay adds nodes and makes known ones suspect, no more: each node waits itself
     whether the accused one refutes it, and a live node keeps its address until the new one answers in its name.
@@ -53,7 +58,7 @@ class View:
         self.rumors.add(self.table.own)
         self.candidates = Candidates()
         self.silent: set[str] = set()
-        self.lies = 0
+        self.lies = self.checks = 0
         self.wall_s = 0
         self._times = times
         self._suspected: set[str] = set()
@@ -158,9 +163,14 @@ class View:
         for update in updates:
             record = update.record
             entry = self.table.entries.get(record.name)
-            if record.key and not (entry and entry.update.record == record) and not is_signed(record):
-                self.lies += 1
-            elif record.name == self.own.name:
+            if record.key and not (entry and entry.update.record == record):
+                self.checks += 1
+                if self.checks > MAX_CHECKS:
+                    continue
+                if not is_signed(record):
+                    self.lies += 1
+                    continue
+            if record.name == self.own.name:
                 self._about_self(update, now)
             elif entry is None:
                 self._unknown(update, now)
@@ -213,13 +223,17 @@ class View:
         before = self.table.entries.get(name)
         was = before.update.claim if before else None
         gone = before is None or not before.live
+        address = before.update.record.address if before else ""
         entry = self.table.put(update, now, proof)
         if entry is None:
             return
         if proof:
             entry.key, entry.proof = key, proof
-        elif key and gone and not entry.key:
+        elif key and gone and entry.proof is Proof.NONE:
             entry.key, entry.proof = key, Proof.HEARD
+        if not proof and before and address != update.record.address:
+            # It has not answered there yet.
+            entry.heard = None
         if was is Claim.FAILED and update.claim is Claim.ALIVE:
             entry.returned, entry.missing, entry.heard = now, None, None
         if update.claim is Claim.SUSPECT:
@@ -239,8 +253,9 @@ class View:
             return
         if record.uid == own.uid and not same:
             self.lies += 1
-        # Others do not believe a larger leap either.
-        if record.incarnation - own.incarnation <= MAX_LEAP and record.incarnation + 1 < MAX_INCARNATION:
+        # Others do not believe a larger leap either. Who lacks our key could otherwise drive it to its end.
+        most = MAX_LEAP if record.key == own.key else MAX_STRANGE_LEAP
+        if record.incarnation - own.incarnation <= most and record.incarnation + 1 < MAX_INCARNATION:
             self.announce(own._replace(incarnation=record.incarnation + 1))
 
     # Proof.

@@ -10,7 +10,7 @@ from probing.daemon.cluster.keys import NodeKey, answers, is_signed, new_nonce
 from probing.daemon.cluster.messages import Message
 from probing.daemon.cluster.record import Claim, Proof, Record, Update
 from probing.daemon.cluster.table import MAX_MEMBERS, Entry
-from probing.daemon.cluster.view import FORGET_S, MAX_OF_HOST, MAX_UNMET
+from probing.daemon.cluster.view import FORGET_S, MAX_CHECKS, MAX_OF_HOST, MAX_UNMET
 
 SEED = "10.0.0.0:1"
 OTHER = NodeKey(b"\7" * 32)
@@ -159,6 +159,8 @@ def test_a_renamed_node_is_a_new_one_and_the_old_name_fails(world: tuple[Network
         )
 
     assert network.run(60, known)
+    found = {member.name: member.address for member in membership(network, nodes[0]).members()}
+    assert (found["renamed"], found["n2"]) == ("10.0.0.2:1", "")
     assert all(entry(node, "renamed").key == key_of_name("n2").public for node in others)
 
 
@@ -314,3 +316,41 @@ def test_a_signature_counts_for_what_was_signed() -> None:
     assert not answers(key.answer(nonce, own), nonce, own._replace(uid=6))
     assert not answers(key.answer(nonce, own), nonce, own._replace(name="n2"))
     assert key.answer(b"", own) == b""
+
+
+def test_nobody_takes_the_address_of_another_node(world: tuple[Network, list[Node]]) -> None:
+    network, nodes = world
+    key = key_of_name("c")
+    for name, address in (("c", nodes[2].address), ("d", nodes[0].address)):
+        thief = key_of_name(name).signed(record(name, address, 70))
+        nodes[0].machine.answer(Message(thief, 0), network.now, certified=True)
+    made = membership(network, nodes[0])
+    found = {member.name: member for member in made.members()}
+    assert found["n2"].address == nodes[2].address
+    assert (found["c"].address, found["d"].address) == ("", "")
+    assert found["c"].problem == "it names the address of n2: 10.0.0.2:1"
+    at = made.at(nodes[2].address)
+    assert at is not None
+    assert at.name == "n2"
+    assert entry(nodes[0], "c").key == key.public
+
+
+def test_signatures_are_checked_within_bounds(world: tuple[Network, list[Node]]) -> None:
+    network, nodes = world
+    view = nodes[0].machine.view
+    view.checks = MAX_CHECKS
+    new = key_of_name("n9").signed(record("n9", "10.0.0.9:1", 9))
+    lie(network, nodes[0], Update.of(new))
+    assert "n9" not in view.table.entries
+    network.run(2)
+    lie(network, nodes[0], Update.of(new))
+    assert "n9" in view.table.entries
+
+
+def test_nobody_drives_a_nodes_incarnation_to_its_end(world: tuple[Network, list[Node]]) -> None:
+    network, nodes = world
+    own = nodes[2].machine.view.own
+    for key in (b"", OTHER.public):
+        wrong = own._replace(incarnation=own.incarnation + (1 << 30), key=key, signature=b"", uid=9)
+        lie(network, nodes[2], Update.of(OTHER.signed(wrong) if key else wrong))
+        assert nodes[2].machine.view.own == own
