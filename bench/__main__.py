@@ -12,7 +12,7 @@ ALL = (
     *("stacks_on_demand", "sampling", "target_gaps", "diagnose"),
     *("gloo_hits", "nccl_hits", "nccl_ingest", "late_library"),
     *("query_beside_duckdb", "client_start", "network", "membership"),
-    *("segment_sizes", "elf_readers", "polling", "identity", "fanout"),
+    *("segment_sizes", "elf_readers", "polling", "identity", "node_identity", "fanout"),
 )
 
 

@@ -29,7 +29,7 @@ RESOLVE_S = 30.0
 MAX_RESOLVED = 4096
 COMPRESS_BYTES = 200
 # After so long it is tried again whether a node's certificate names it, s.
-NAMELESS_S = 600.0
+NAMELESS_S = 3600.0
 DNS = "dns:"
 _log = logging.getLogger(__name__)
 
@@ -57,6 +57,8 @@ class Gossip:
         self._relays = 0
         self._unresolved: dict[str, str] = {}
         self._skipped = 0
+        # Whether the certificate of this node names it.
+        self._named = False
         # When a node's certificate was found not to name it, by name of the node.
         self._nameless: dict[str, float] = {}
 
@@ -142,8 +144,7 @@ class Gossip:
     async def _exchange(self, call: Call, seconds: float) -> tuple[Message, bool]:
         """Returns the answer, and whether TLS proved that it is of the node that the call is about."""
         node, now = call.name, asyncio.get_running_loop().time()
-        proves = self._peers.outgoing.may_check(node) and now - self._nameless.get(node, -NAMELESS_S) >= NAMELESS_S
-        if proves:
+        if self._may_prove(node, now):
             try:
                 return await self._ask(call, seconds, node), True
             except grpc.aio.AioRpcError as e:
@@ -153,6 +154,13 @@ class Gossip:
                     self._nameless.clear()
                 self._nameless[node] = now
         return await self._ask(call, seconds, ""), False
+
+    def _may_prove(self, node: str, now: float) -> bool:
+        """Returns whether TLS shall prove the name of a node: where certificates have names, as far as is known."""
+        if not self._peers.outgoing.may_check(node):
+            return False
+        named = self._named and now - self._nameless.get(node, -NAMELESS_S) >= NAMELESS_S
+        return named or self._membership.proof_of(node) is Proof.CERTIFICATE
 
     async def _ask(self, call: Call, seconds: float, node: str) -> Message:
         request = pb.GossipRequest(message=packed(call.message))
@@ -174,6 +182,8 @@ class Gossip:
             if allowed := self._peers.outgoing.allowed:
                 await allowed.set_seeds(seeds)
             self._membership.set_seeds(seeds)
+            # One that does not name its node is probably one of all nodes: gRPC logs each name that it lacks.
+            self._named = not await asyncio.to_thread(self._peers.outgoing.nameless, self._membership.name)
             await asyncio.sleep(RESOLVE_S)
 
     async def _addresses(self, seed: str) -> list[str]:

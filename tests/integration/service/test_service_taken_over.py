@@ -85,18 +85,22 @@ class Honest:
 
 
 class TakenOver(NodeServicer):  # type: ignore[misc]
-    """The node ``c``: it answers gossip as a node does, keeps what it is shown, and says what a test makes it say."""
+    """The node ``c``: it answers gossip as a node does, keeps what it is shown, and says what a test makes it say.
 
-    def __init__(self, authority: Authority) -> None:
+    ``old``: it is of a version without keys. ``files``: its certificate and key."""
+
+    def __init__(self, authority: Authority, *, old: bool = False, files: tuple[str, str] | None = None) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.key = NodeKey.new()
         self.shown: list[str] = []
         self.called = threading.Event()
         self.answers_as = "c"
-        self.files = authority.node("c")
+        self.files = files or authority.node("c")
         self.authority = authority
         own = Record("c", self.address, int(time.time()), 77)
-        self.membership = Membership(Machine(own, key=self.key), time.monotonic, time.time_ns)
+        self.membership = Membership(Machine(own, key=None if old else self.key), time.monotonic, time.time_ns)
+        # Reads the clock.
+        self.membership.tick()
         self._server = grpc.server(ThreadPoolExecutor(4))
         add_NodeServicer_to_server(self, self._server)
         cert, key = (Path(name).read_bytes() for name in self.files)
@@ -112,7 +116,8 @@ class TakenOver(NodeServicer):  # type: ignore[misc]
 
     def Gossip(self, request: pb.GossipRequest, context: Any) -> pb.GossipReply:
         self._note(context)
-        return pb.GossipReply(message=packed(self.membership.answer(message_of(request.message))))
+        message = packed(self.membership.answer(message_of(request.message)))
+        return pb.GossipReply(message=message)
 
     def Query(self, request: pb.QueryRequest, context: Any) -> Iterator[pb.QueryReply]:
         self._note(context)
@@ -297,3 +302,28 @@ def test_certificates_without_names_prove_hosts_and_keys_prove_nodes(tmp_path: P
         assert [said in source.detail for source in made.sources("a") if source.name == "cluster"] == [True]
     finally:
         made.stop()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["a certificate with its name", "a certificate without"])
+def test_a_node_of_a_version_before_keys_is_a_member_and_is_said(
+    honest: Honest, authority: Authority, named: bool
+) -> None:
+    old = TakenOver(authority, old=True, files=None if named else authority.host("shared"))
+    try:
+        until(lambda: old.says(honest.address("a"), pb.GossipMessage(sender=_record(old))).sender.name == "a")
+        proof = "certificate" if named else ""
+        until(lambda: honest.peers().get("c", pb.Peer()).proof == proof, what=lambda: str(honest.peers()))
+        until(lambda: old.called.is_set() and honest.peers()["c"].state == "healthy")
+        found = honest.peers()["c"]
+        assert (found.bound, found.problem) == (False, "")
+        (source,) = (source for source in honest.sources("a") if source.name == "cluster")
+        assert ("nothing proves the names of 1: c (a version before keys)" in source.detail) is not named
+        with Cluster(honest.address("a"), all_nodes=True, token=TOKEN, tls=Tls(authority.file), timeout=10) as cluster:
+            asked = cluster.addresses()
+        assert (old.address in asked) is named
+        if not named:
+            assert [failed.reason for failed in cluster.absent] == [
+                "nothing proves its name to the target, so it is not shown your token"
+            ]
+    finally:
+        old.stop()
