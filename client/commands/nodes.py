@@ -20,7 +20,8 @@ __all__ = ("EXAMPLES", "run")
 
 EXAMPLES = ("probingctl nodes", "probingctl nodes -f json", "probingctl ps --where rack=r7")
 _OLD = "node, member, address, state, version, ts"
-_COLUMNS = f"{_OLD}, since, incarnation, labels, engine, heard_ns, rtt_ns, clock_offset_ns, problem"
+_UNKEYED = f"{_OLD}, since, incarnation, labels, engine, heard_ns, rtt_ns, clock_offset_ns, problem"
+_COLUMNS = f"{_UNKEYED}, proof"
 _SQL = "SELECT {} FROM cluster.members ORDER BY node, member, address"
 
 
@@ -37,22 +38,33 @@ _FIELDS = (
     Field("VERSION", "version"),
     Field("RTT", "rtt_ns", _about, right=True),
     Field("CLOCK", "clock_offset_ns", _about, right=True),
+    Field("PROVEN BY", "proof", lambda proof: "nothing" if proof is None else str(proof)),
     Field("PROBLEM", "problem", flex=True),
     Field("SAYS", "node"),
 )
-_OLD_FIELDS = tuple(field for field in _FIELDS if field.key in _OLD)
+_EARLIER = (
+    (_UNKEYED, "the daemon is older than probingctl: it does not know what proves the names of nodes"),
+    (_OLD, "the daemon is older than probingctl: it knows addresses of other nodes, and not how they are"),
+)
 
 
 def run(settings: Settings) -> None:
     with opened(settings) as cluster:
         table = _members(cluster)
-        write_rows(settings, table, _FIELDS if "labels" in table.column_names else _OLD_FIELDS)
+        write_rows(settings, table, tuple(field for field in _FIELDS if field.key in table.column_names))
 
 
 def _members(cluster: Cluster) -> pa.Table:
     try:
         return cluster.query(_SQL.format(_COLUMNS))
-    except QueryRejected:
-        found = cluster.query(_SQL.format(_OLD))
-        warn("the daemon is older than probingctl: it knows addresses of other nodes, and not how they are")
-        return found
+    except QueryRejected as e:
+        error = e
+    for columns, why in _EARLIER:
+        try:
+            table = cluster.query(_SQL.format(columns))
+        except QueryRejected as e:
+            error = e
+        else:
+            warn(why)
+            return table
+    raise error
