@@ -22,7 +22,7 @@ from probing.daemon.cluster.record import Claim, Update
 from probing.daemon.service.gossip_wire import packed
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from gossip_network import Network, Node, record
+from gossip_network import Network, Node, key_of_name, record
 
 SEEDS = 3
 
@@ -82,7 +82,8 @@ def _settled(count: int) -> dict[str, object]:
     begun = time.monotonic()
     network = Network(count, measure=_serialized)
     addresses = _addresses(count)
-    records = [record(f"gn{i:05}", address, i + 1) for i, address in enumerate(addresses)]
+    unsigned = [record(f"gn{i:05}", address, i + 1) for i, address in enumerate(addresses)]
+    records = [key_of_name(one.name).signed(one) for one in unsigned]
     base = common([Update.of(one) for one in records])
     rng = random.Random(7)
     nodes = [network.start(one, at=rng.random()) for one in records]

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from copy import copy
 
-from probing.daemon.cluster.record import Claim, Update
+from probing.daemon.cluster.record import Claim, Proof, Update
 from probing.daemon.cluster.table import Entry, Table
 
 __all__ = ("SharedTable", "common")
@@ -94,5 +94,6 @@ def common(updates: Sequence[Update]) -> Table:
     """Returns a table of all ``updates``, to be shared."""
     table = Table(updates[0])
     for update in updates:
-        table.put(update, 0.0)
+        if entry := table.put(update, 0.0):
+            entry.key, entry.proof = update.record.key, Proof.HEARD
     return table

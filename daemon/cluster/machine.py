@@ -26,8 +26,8 @@ NEWS_BYTES = 4_000
 ANSWER_BYTES = 96_000
 REFERRALS = 8
 # A node that gets so many updates by a comparison knows little, and compares again at once, a few times.
-BEHIND = 32
-TURNS = 4
+BEHIND = 28
+TURNS = 1
 # Ticks between two pings of a failed node, and of seeds where others are known.
 RETRY_TICKS = 5
 FORGET_TICKS = 60

@@ -8,8 +8,9 @@ from probing.daemon.cluster.record import Update
 
 __all__ = ("Rumors",)
 
-# When much is new, nodes pass it on so often, and the comparison of digests spreads the rest.
-BUSY = 24
+# When much is new, nodes pass it on so often, and the comparison of digests spreads the rest: it sends what the other
+# node lacks, where news may come twice, each time with a signature that cannot be compressed.
+BUSY = 6
 SENDS_BUSY = 2
 
 
@@ -23,6 +24,11 @@ class Rumors:
 
     def __len__(self) -> int:
         return len(self._sends)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is so much news that a record more is left to the comparison."""
+        return len(self._sends) >= BUSY
 
     def add(self, update: Update) -> None:
         self.drop(update.record.name)

@@ -238,7 +238,10 @@ class View:
             entry.returned, entry.missing, entry.heard = now, None, None
         if update.claim is Claim.SUSPECT:
             self._suspected.add(name)
-        self.rumors.add(update)
+        if update.claim is Claim.ALIVE and self.rumors.busy:
+            self.rumors.drop(name)
+        else:
+            self.rumors.add(update)
 
     def _about_self(self, update: Update, now: float) -> None:
         """Refutes a claim about this node by an incarnation above the claimed one."""

@@ -109,6 +109,14 @@ def test_gossip_needs_the_token_and_a_message_within_bounds(cluster: Cluster) ->
             pb.GossipMessage(sender=pb.MemberRecord(name="x\n", address="h:1", incarnation=5, uid=7)),
             pb.GossipMessage(sender=pb.MemberRecord(name="x", address="h:1", incarnation=1 << 60, uid=7)),
             pb.GossipMessage(sender=record, marks=range(5000)),
+            pb.GossipMessage(sender=record, nonce=b"short"),
+            pb.GossipMessage(sender=record, proof=bytes(65)),
+            pb.GossipMessage(sender=pb.MemberRecord(name="x", address="h:1", incarnation=5, uid=7, key=bytes(32))),
+            pb.GossipMessage(
+                sender=pb.MemberRecord(
+                    name="x", address="h:1", incarnation=5, uid=7, key=bytes(31), signature=bytes(64)
+                )
+            ),
             pb.GossipMessage(sender=record, updates=[pb.MemberUpdate(record=record, claim=9)]),
         ):
             code, error = refused(lambda wrong=wrong: ask(pb.GossipRequest(message=wrong), timeout=10, metadata=BEARER))
