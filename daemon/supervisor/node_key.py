@@ -1,19 +1,22 @@
 """The file with the private key of the node: kept in the state directory, and handed to the service at each start.
 
 The state directory is the collector's, and the service passes no further than its own directory: so the supervisor
-copies the file there.
+copies the file there. Under systemd ``python -m probing.daemon.supervisor.node_key`` does so before the service starts,
+with its command line.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import pwd
 import secrets
 import stat
+import sys
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ("HANDED", "KEPT", "hand_key", "take_key")
+__all__ = ("HANDED", "KEPT", "hand_key", "main", "take_key")
 
 # In the state directory, and in the directory of the service's socket.
 KEPT = HANDED = "node.key"
@@ -42,6 +45,17 @@ def take_key(directory: Path) -> bytes:
     return secrets.token_bytes(_BYTES)
 
 
+def main() -> None:
+    """Hands the key to the service's user, where the command line says."""
+    # What the processes that hand or take a key have imported anyway.
+    from probing.daemon.config import Config
+
+    config = Config.from_args(sys.argv[1:])
+    user = config.users.service
+    entry = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
+    hand_key(Path(config.state_dir), Path(config.socket).parent, (entry.pw_uid, entry.pw_gid))
+
+
 def _made(path: Path) -> bytes:
     key = secrets.token_bytes(_BYTES)
     path.unlink(missing_ok=True)
@@ -68,3 +82,7 @@ def _write(path: Path, key: bytes, owner: tuple[int, int] | None) -> None:
         file.write(key)
         file.flush()
         os.fsync(fd)
+
+
+if __name__ == "__main__":
+    main()

@@ -68,6 +68,19 @@ def test_each_process_has_its_rights_and_no_more(daemon: Daemon) -> None:
     assert len({service, worker, rights(children["probing.daemon.collector"][0])[0]}) == 3
 
 
+@pytest.mark.usefixtures("daemon")
+def test_the_key_of_the_node_is_for_its_service_alone(daemon: Daemon) -> None:
+    kept = daemon.state / "node.key"
+    handed = Path(f"{daemon.socket}.d") / "public" / "node.key"
+    service = rights(daemon.children()["probing.daemon.service"][0])[0]
+    assert kept.read_bytes() == handed.read_bytes()
+    assert len(kept.read_bytes()) == 32
+    assert [(path.stat().st_uid, path.stat().st_mode & 0o777) for path in (kept, handed)] == [
+        (0, 0o600),
+        (service, 0o600),
+    ]
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[Any]]:
     """Two ranks that train until the last of these tests ends."""

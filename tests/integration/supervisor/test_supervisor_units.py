@@ -14,6 +14,7 @@ import pytest
 from probing.api.errors import InternalError, StoreFull
 from probing.daemon.config import Config
 from probing.daemon.supervisor.children import COLLECTOR_MEMORY, FEW_THREADS, PROGRAMS
+from probing.daemon.supervisor.node_key import main
 from probing.daemon.supervisor.ready import error_paths
 from probing.daemon.supervisor.rights import COLLECTOR, READER
 from probing.daemon.supervisor.unit import ERROR_FILE, LASTING, status_of
@@ -118,6 +119,15 @@ def test_rights_and_commands_are_those_of_the_supervisor(
     Config.from_args([word for word in words[3:] if not word.startswith("--config=")])
     if "SYS_PTRACE" in capabilities:
         assert not set(BLINDING) & set(unit)
+
+
+def test_the_service_is_handed_the_key_of_its_own_configuration() -> None:
+    unit = settings("probingd-service.service")
+    before, start = (unit[key].lstrip("-+").split() for key in ("ExecStartPre", "ExecStart"))
+    assert before[:3] == [PYTHON, "-I", "-m"]
+    assert before[3] == main.__module__
+    assert before[4:] == start[4:]
+    assert unit["ExecStartPre"].startswith("-+")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from probing.daemon.supervisor.node_key import HANDED, KEPT, hand_key, take_key
+from probing.daemon.supervisor.node_key import HANDED, KEPT, hand_key, main, take_key
 
 
 @pytest.fixture
@@ -33,6 +33,14 @@ def test_a_key_is_made_once_and_handed_at_each_start(state: Path, public: Path) 
     hand_key(state, public, None)
     hand_key(state, public, (os.getuid(), os.getgid()))
     assert take_key(public) == key
+
+
+def test_a_unit_hands_it_as_the_command_line_says(state: Path, public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = f"--users.service={os.getuid()}"
+    monkeypatch.setattr("sys.argv", ["x", f"--state_dir={state}", f"--socket={public}/probingd.sock", user])
+    main()
+    assert take_key(public) == (state / KEPT).read_bytes()
+    assert (public / HANDED).stat().st_uid == os.getuid()
 
 
 @pytest.mark.parametrize("left", [b"", b"short", bytes(33)])
