@@ -25,11 +25,9 @@ NEWS_BYTES = 4_000
 # names a few others.
 ANSWER_BYTES = 96_000
 REFERRALS = 8
-# A node that gets so many updates by a comparison knows little, and compares again at once, a few times.
+# A node that gets so many updates by a comparison knows little, and compares once more at once.
 BEHIND = 28
-TURNS = 4
-# Where both lack much, all start at once: they compare again once, so that no link is filled.
-MUCH = 4
+TURNS = 1
 # Ticks between two pings of a failed node, and of seeds where others are known.
 RETRY_TICKS = 5
 FORGET_TICKS = 60
@@ -226,8 +224,7 @@ class Machine:
     def _repairs(self, call: Call, message: Message, now: float) -> list[Call]:
         """Returns a call that asks for what only the answering node knows, and sends what it lacks."""
         if call.purpose is Purpose.REPAIR:
-            turns = TURNS if len(call.message.updates) < MUCH else 1
-            if len(message.updates) < BEHIND or call.turn >= turns:
+            if len(message.updates) < BEHIND or call.turn >= TURNS:
                 return []
             return [self._probe(call.name, call.address, now)._replace(turn=call.turn + 1)]
         lacking, wanted = difference(self.view.table, message)
