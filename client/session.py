@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.api.errors import NotFound, UsageError
 from probing.api.jobs import names_owner
+from probing.client.absence import silent_of_command, unless_partial
 from probing.client.render.text import escape
 from probing.client.settings import Settings
 
@@ -43,9 +44,12 @@ def opened(settings: Settings) -> Iterator[Cluster]:
         tls=Tls(*settings.tls) if settings.tls is not None else None,
         timeout=settings.timeout,
     )
+    silent_of_command(lambda: _silent(cluster))
     with cluster:
         try:
             yield cluster
+        except NotFound as e:
+            raise unless_partial(e) from None
         finally:
             report = _report(cluster.outcomes)
             if settings.report is not None:
@@ -62,6 +66,12 @@ def opened(settings: Settings) -> Iterator[Cluster]:
             name = failed["node"] or failed["address"]
             where = f" ({failed['address']})" if failed["node"] else ""
             warn(f"node {name}{where} is missing: {failed['reason']}")
+
+
+def _silent(cluster: Cluster) -> dict[str, str]:
+    failures = [*cluster.absent, *(failed for outcome in cluster.outcomes for failed in outcome.failed)]
+    # That something is not there is an answer.
+    return {f.node or f.address: f.reason for f in failures if not isinstance(f.error, NotFound)}
 
 
 def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:

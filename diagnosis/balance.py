@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ("Balance", "Pair", "RankTimes", "Role", "Shares", "balance", "reads_or_writes")
+__all__ = ("EVEN", "Balance", "Pair", "RankTimes", "Role", "Shares", "balance", "reads_or_writes")
 
+EVEN = "work is even"
+"""Begins the sentence that no rank computes longer than others."""
 # Python files of code that loads data, or reads or writes checkpoints; and names that users give such functions.
 _FILES = (
     "/torch/utils/data/",
@@ -167,7 +169,7 @@ def _uneven(shares: Sequence[Shares]) -> tuple[float | None, str]:
         return None, ""
     ratio = most / least
     if ratio < _UNEVEN:
-        return ratio, f"work is even: the ranks differ by {ratio - 1:.0%} at most"
+        return ratio, f"{EVEN}: the ranks differ by {ratio - 1:.0%} at most"
     longest, shortest = (f"rank {own.rank} computes {_ms(ns)}" for ns, own in ((most, slow), (least, quick)))
     return ratio, f"work is uneven: {longest} a step, {shortest}: {ratio:.1f} times"
 

@@ -359,7 +359,10 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A gap in the facts. ``kind``: node, rank, operations, stacks, condition, rule, clock or history."""
+    """A gap in the facts. ``kind``: node, rank, operations, stacks, condition, rule, clock, history or size.
+
+    ``history``: rows that could not be read. ``size``: what was read, and left out since the facts are bounded.
+    """
 
     kind: str
     text: str

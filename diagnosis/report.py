@@ -10,19 +10,35 @@ from probing.diagnosis.facts import Facts, Frame, Missing
 from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.verdict import NOTE, Advice, Finding, StackOf
 
-__all__ = ("CANNOT_TELL", "HEALTHY", "as_dict", "ending_dict", "finding_dict", "stack_dict", "utc_text")
+__all__ = (
+    "CANNOT_TELL",
+    "HEALTHY",
+    "QUIET_NS",
+    "as_dict",
+    "ending_dict",
+    "finding_dict",
+    "stack_dict",
+    "unread",
+    "utc_text",
+)
 
 HEALTHY = "healthy"
 CANNOT_TELL = "cannot_tell"
 # Gaps of these kinds may hide a fault: they lower the confidence that the job is healthy.
-_WITNESSES = frozenset({"node", "rank", "operations", "rule"})
+_WITNESSES = frozenset({"rank", "operations"})
+# With gaps of these kinds a job is not said to be healthy; nor with the others, unless it is seen to advance.
+_UNREAD = frozenset({"node", "rule", "history"})
+_UNREAD_AT_REST = frozenset({"stacks", "condition"})
 _SECOND_NS = 1_000_000_000
+QUIET_NS = 2 * _SECOND_NS
+"""A job without an operation for so long may be about to hang."""
 
 
 def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """Returns the object of a job: its worst finding, and the other ones as ``others``.
 
-    Notes are never the worst finding: a job with nothing else is healthy, or cannot_tell if no rank of it was seen.
+    Notes are never the worst finding: a job with nothing else is healthy, or cannot_tell if no rank of it was seen or
+    what may hide a fault could not be read.
     """
     facts = diagnosis.facts
     worst = next((finding for finding in diagnosis.findings if finding.severity != NOTE), None)
@@ -36,6 +52,15 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "missing": list(dict.fromkeys(missing)),
         "others": [finding_dict(finding) for finding in diagnosis.findings if finding is not worst],
     }
+
+
+def unread(facts: Facts, missing: Sequence[Missing]) -> list[Missing]:
+    """Returns those of ``missing`` that could not be read and may hide a fault: nodes, rows and rules, and the stacks
+    and conditions of a job that is not seen to advance."""
+    advanced = max((node.advanced_ns for node in facts.nodes if node.advanced_ns is not None), default=None)
+    advances = advanced is not None and facts.taken_ns - advanced < QUIET_NS
+    kinds = _UNREAD if advances else _UNREAD | _UNREAD_AT_REST
+    return [gap for gap in missing if gap.kind in kinds]
 
 
 def finding_dict(finding: Finding) -> dict[str, Any]:
@@ -111,13 +136,17 @@ def _frame(frame: Frame) -> dict[str, Any]:
 
 
 def _nothing(facts: Facts, missing: Sequence[Missing]) -> Mapping[str, Any]:
-    seen = bool(facts.ranks)
     lacks = any(m.kind in _WITNESSES for m in missing)
+    verdict, confidence, sentence = HEALTHY, 0.5 if lacks else 1.0, "nothing is wrong with the job"
+    if unread(facts, missing):
+        verdict, confidence, sentence = CANNOT_TELL, 0.0, "whether something is wrong with the job cannot be told"
+    elif not facts.ranks:
+        verdict, confidence, sentence = CANNOT_TELL, 0.0, "no rank of the job was seen"
     return {
-        "verdict": HEALTHY if seen else CANNOT_TELL,
+        "verdict": verdict,
         "severity": None,
-        "confidence": 0.0 if not seen else 0.5 if lacks else 1.0,
-        "sentence": "nothing is wrong with the job" if seen else "no rank of the job was seen",
+        "confidence": confidence,
+        "sentence": sentence,
         **{name: [] for name in ("culprits", "victims", "evidence", "missing", "refuted_by", "next_steps", "stacks")},
         "advice": None,
         "ends": None,

@@ -39,7 +39,8 @@ CANNOT_TELL = Verdict(
     "cannot_tell",
     "general",
     "The facts do not suffice",
-    "No rank of the job was seen, or ranks wait and the facts do not show for which ranks.",
+    "No rank of the job was seen; or nothing wrong was seen, and nodes, stored rows or, of a job at rest, stacks could"
+    " not be read; or ranks wait and the facts do not show for which ranks.",
     "What is known, and under `missing` what is not.",
     "Low by nature.",
     "Nothing: it claims nothing.",

@@ -18,7 +18,7 @@ GENERAL = (
         "Nothing is wrong",
         "No rule finds anything in the facts of the job.",
         "None.",
-        "1, or 0.5 where nodes, ranks or operations are missing from the facts.",
+        "1, or 0.5 where ranks or operations are missing from the facts.",
         "A rank that was not seen. The lines under `missing` name what was not.",
         (),
     ),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from probing.client.absence import claim
 from probing.client.options import Job, Since
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
@@ -14,7 +15,7 @@ from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import age, escape, plural, ranks_text, wrapped
 from probing.client.session import job_named, opened, require_job, sql_text, warn
 from probing.client.settings import Settings, seconds
-from probing.diagnosis.balance import Balance, Pair, RankTimes, balance, reads_or_writes
+from probing.diagnosis.balance import EVEN, Balance, Pair, RankTimes, balance, reads_or_writes
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -197,9 +198,17 @@ def _object(job: str, run: str, found: Balance) -> Row:
     }
 
 
+def _said(sentence: str) -> str:
+    """Returns a sentence; one that finds nothing says so of the nodes that answered."""
+    return claim(sentence) if sentence.startswith(EVEN) else sentence
+
+
 def _people(own: Row, width: int | None) -> str:
     steps = max(rank["steps"] for rank in own["ranks"])
-    head = [f"job {own['job']}  run {own['run']}  {plural(steps, 'step')}", *(f"  {text}" for text in own["sentences"])]
+    head = [
+        f"job {own['job']}  run {own['run']}  {plural(steps, 'step')}",
+        *(f"  {_said(text)}" for text in own["sentences"]),
+    ]
     lines = "".join(part + "\n" for line in head for part in wrapped(escape(line), width))
     gpu = any(rank["gpu_wait"] is not None for rank in own["ranks"])
     text = lines + render((*_FIELDS, _GPU) if gpu else _FIELDS, own["ranks"], width)

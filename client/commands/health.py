@@ -64,7 +64,8 @@ def _judged(facts: Facts) -> tuple[NodeFacts, Sequence[Finding], Sequence[str]]:
 
 def _lines(node: NodeFacts, findings: Sequence[Finding], missing: Sequence[str]) -> Iterator[str]:
     if not findings:
-        yield f"node {node.node}: nothing is wrong: {_seen(node)}"
+        state = "cannot tell whether something is wrong" if missing else "nothing is wrong"
+        yield f"node {node.node}: {state}: {_seen(node)}"
     for finding in findings:
         yield f"{finding.severity}: {finding.sentence}"
         yield from (f"  {line}" for line in finding.evidence)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from probing.client.absence import claim
 from probing.client.options import Job, Since
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
@@ -129,11 +130,15 @@ def _read(cluster: Cluster, job: str | None, since: float) -> dict[str, list[Row
 def _people(found: dict[str, list[Row]], width: int | None, *, every: bool) -> str:
     bold = width is not None
     interfaces = [{**row, "errors": _errors(row)} for row in found["interfaces"]]
-    text = render(_INTERFACE_FIELDS, interfaces, width, bold=bold) if interfaces else "no rows of interfaces yet\n"
+    text = (
+        render(_INTERFACE_FIELDS, interfaces, width, bold=bold)
+        if interfaces
+        else claim("no rows of interfaces yet") + "\n"
+    )
     nodes = _nodes_by_address(found["interfaces"])
     tcp = [{**row, **_shown(row, nodes)} for row in found["tcp"] if every or not row["peer_local"]]
     inside = len(found["tcp"]) - len(tcp)
-    nobody = "no TCP connections of ranks to other hosts\n"
+    nobody = claim("no TCP connections of ranks to other hosts") + "\n"
     hidden = f"\nwithin a node, with --local: {plural(inside, 'peer')}\n" if inside else ""
     return text + "\n" + (render(_TCP_FIELDS, tcp, width, bold=bold) if tcp else nobody) + hidden
 

@@ -10,11 +10,12 @@ import typer
 
 from probing.api.errors import NotFound
 from probing.api.rdma_counters import COUNTERS, HW_COUNTERS, PACKETS
+from probing.client.absence import require_all
 from probing.client.options import Since
 from probing.client.render.output import write_table
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field
-from probing.client.render.text import clock, escape
+from probing.client.render.text import clock
 from probing.client.session import opened, sql_text
 from probing.client.settings import Settings, seconds
 
@@ -120,15 +121,12 @@ def run(settings: Settings, options: Options) -> None:
         fields = _HISTORY_FIELDS if options.history else _FIELDS
         write_table(settings, fields, [{**row, **_shown(row)} for row in rows])
     else:
-        sys.stdout.write(escape(f"no RDMA devices on {_place(settings)}") + "\n")
+        require_all()
+        sys.stdout.write(f"no RDMA devices on {'any node' if settings.all_nodes else 'this node'}\n")
 
 
 def _read(cluster: Cluster, sql: str) -> list[Row]:
     return rows_of(cluster.query(sql))
-
-
-def _place(settings: Settings) -> str:
-    return "any node that answered" if settings.all_nodes else "this node"
 
 
 def _shown(row: Row) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probing.api.errors import FormatError, NotFound, PartialAnswer
+from probing.api.errors import FormatError, NotFound, PartialAnswer, QueryTimeout
 from probing.client.diagnosis.outcome import cautious, settled, worst_first
 from probing.client.render.rows import rows_of
 from probing.client.render.text import when
 from probing.client.session import require_job, sql_text
-from probing.diagnosis.facts import Facts
+from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.facts_file import from_json, load
 from probing.diagnosis.ladder import Diagnosis, diagnose
 from probing.diagnosis.merge import merge_runs
@@ -31,8 +32,8 @@ SELECT max(ts) AS ended FROM process.events WHERE event = 'exit' AND role = 'tra
 def gathered(cluster: Cluster, job: str | None) -> list[Facts]:
     """Returns the facts of each run of ``job``, or of all jobs; ``missing`` has the nodes that did not answer.
 
-    Raises NotFound for an unknown job, and for one that has ended with the time of its end; PartialAnswer where a node
-    without an answer may have the only facts.
+    A job that could not be read in time has facts without ranks. Raises NotFound for an unknown job, and for one that
+    has ended with the time of its end; PartialAnswer where a node without an answer may have the only facts.
     """
     asked = len(cluster.outcomes)
     parts: list[Facts] = []
@@ -42,6 +43,11 @@ def gathered(cluster: Cluster, job: str | None) -> list[Facts]:
         replies = cluster.facts(job or "")
     except NotFound as e:
         absent = e
+    except QueryTimeout as e:
+        if job is None:
+            raise
+        unread = Missing("history", e.message)
+        return [Facts(job, "", None, 0.0, time.time_ns(), (), (), missing=(unread,))]
     failures = [*cluster.absent, *(failed for outcome in cluster.outcomes[asked:] for failed in outcome.failed)]
     silent = {failed.node or failed.address: failed.reason for failed in failures}
     for node, pieces in replies:

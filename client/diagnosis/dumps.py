@@ -36,7 +36,7 @@ def from_dumps(directory: Path) -> Diagnosis:
         try:
             dump = read_dump(rank, _content(path))
         except (ProbingError, OSError) as e:
-            missing.append(Missing("rank", f"the dump {path.name} cannot be read: {getattr(e, 'message', e)}", rank))
+            missing.append(Missing("history", f"the dump {path.name} cannot be read: {getattr(e, 'message', e)}", rank))
             continue
         if rank in dumps:
             missing.append(Missing("rank", f"the dump {path.name} is left out: another one is of the same rank", rank))

@@ -9,12 +9,11 @@ from probing.client.render.rows import Row
 from probing.client.render.text import age, plural, utc, when
 from probing.diagnosis.facts import Facts, Missing, Rank
 from probing.diagnosis.ladder import Diagnosis
-from probing.diagnosis.report import CANNOT_TELL, as_dict
+from probing.diagnosis.report import CANNOT_TELL, HEALTHY, QUIET_NS, as_dict, unread
 from probing.diagnosis.stalls import STUCK_PATIENCE, gate_ns
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING
 
 __all__ = (
-    "QUIET_NS",
     "as_object",
     "cautious",
     "confidence_word",
@@ -31,8 +30,6 @@ _WRONG, _UNDECIDED = 3, 4
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
 # The words for a confidence of at least this value.
 _WORDS = ((0.85, "high"), (0.6, "medium"))
-QUIET_NS = 2_000_000_000
-"""A job without an operation for so long may be about to hang."""
 # The highest confidence while a node of the cluster does not answer.
 _WITHOUT_A_NODE = 0.8
 
@@ -58,12 +55,11 @@ def worst_first(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
 
 
 def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
-    """Returns 3 where something is wrong, 4 where that is not known: a node did not answer or a rule failed; else 0."""
-    verdicts = [as_dict(diagnosis)["verdict"] for diagnosis in diagnoses if wrong(diagnosis)]
-    if any(verdict != CANNOT_TELL for verdict in verdicts):
+    """Returns 3 where something is wrong, 4 where that is not known since something could not be read; else 0."""
+    verdicts = {as_dict(diagnosis)["verdict"] for diagnosis in diagnoses}
+    if verdicts - {HEALTHY, CANNOT_TELL}:
         return _WRONG
-    partial = any(item.kind in ("node", "rule") for diagnosis in diagnoses for item in diagnosis.missing)
-    return _UNDECIDED if verdicts or partial else 0
+    return _UNDECIDED if CANNOT_TELL in verdicts else 0
 
 
 def cautious(diagnosis: Diagnosis) -> Diagnosis:
@@ -106,10 +102,12 @@ def missing_text(missing: Missing) -> str:
 
 
 def healthy_sentence(diagnosis: Diagnosis) -> str:
-    """Returns such as ``job X: nothing is wrong: 8 ranks, step 812, last operation 200 ms ago``."""
+    """Returns such as ``job X: nothing is wrong: 8 ranks, step 812, last operation 200 ms ago``; or cannot tell."""
     facts = diagnosis.facts
+    unknown = f"job {facts.job}: cannot tell whether something is wrong"
+    gaps = unread(facts, diagnosis.missing)
     if not facts.ranks:
-        return f"job {facts.job}: no rank of it was seen"
+        return f"{unknown}: no rank of it could be read" if gaps else f"job {facts.job}: no rank of it was seen"
     seen, world = len(facts.ranks), facts.world_size
     parts = [f"{seen} of {plural(world, 'rank')}" if world and world > seen else plural(seen, "rank")]
     if steps := [step.step for rank in facts.ranks for step in rank.steps]:
@@ -118,15 +116,17 @@ def healthy_sentence(diagnosis: Diagnosis) -> str:
     quiet = max(0, facts.taken_ns - max(advanced)) if advanced else 0
     if advanced:
         parts.append(f"last operation {age(quiet)} ago")
-    failed = sum(item.kind == "rule" for item in diagnosis.missing)
-    state = f"nothing was found, but {plural(failed, 'rule')} failed" if failed else "nothing is wrong"
+    state = "nothing is wrong"
     ends = [rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None]
     if len(ends) == seen:
         after = "was started again" if diagnosis.findings else "nothing went wrong"
         state = f"it ended at {when(utc(max(ends)))}, and {after}"
-    elif not failed and (judged := _judged_after(facts, quiet)):
+    elif not gaps and (judged := _judged_after(facts, quiet)):
         state += " yet"
         parts[-1] += f"; a stall is judged after {age(judged)}"
+    if gaps:
+        ended = f"; it ended at {when(utc(max(ends)))}" if len(ends) == seen else ""
+        return f"{unknown}, since not all of it could be read{ended}: {', '.join(parts)}"
     return f"job {facts.job}: {state}: {', '.join(parts)}"
 
 

@@ -7,12 +7,12 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from probing.client.diagnosis.outcome import confidence_word, healthy_sentence, missing_text, wrong
+from probing.client.diagnosis.outcome import confidence_word, healthy_sentence, missing_text
 from probing.client.render.text import age, clock, cut_mark, escape, plural, ranks_text, utc, wrapped
 from probing.client.stacks.text import frame_text
 from probing.diagnosis.facts import Facts, Frame, Missing
 from probing.diagnosis.ladder import Diagnosis
-from probing.diagnosis.verdict import Culprit, Finding, StackOf
+from probing.diagnosis.verdict import NOTE, Culprit, Finding, StackOf
 
 __all__ = ("people",)
 
@@ -56,7 +56,7 @@ def _broken(text: str, width: int | None) -> list[str]:
 
 
 def _page(diagnosis: Diagnosis, width: int | None, brief: bool) -> list[str]:
-    if not wrong(diagnosis) or not diagnosis.findings:
+    if all(finding.severity == NOTE for finding in diagnosis.findings):
         notes = [f"  note: {finding.sentence}" for finding in diagnosis.findings]
         return [healthy_sentence(diagnosis), *notes, *_section("Not known", _texts(diagnosis.missing))]
     worst, others = diagnosis.findings[0], diagnosis.findings[1:]

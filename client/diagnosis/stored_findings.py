@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import ProbingError
 from probing.client.diagnosis.findings import SHOWN, Verdicts, by_run, newest_sql, numbers, parsed
-from probing.client.diagnosis.outcome import QUIET_NS, settled, worst_first, wrong
+from probing.client.diagnosis.outcome import settled, worst_first, wrong
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.text import clock, utc
 from probing.client.session import sql_text
@@ -22,7 +22,8 @@ from probing.diagnosis.advice import ACTIONS
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.ladder import RULES, Diagnosis
-from probing.diagnosis.verdict import ERROR, Advice, Culprit, Ending, Finding
+from probing.diagnosis.report import QUIET_NS, unread
+from probing.diagnosis.verdict import ERROR, NOTE, Advice, Culprit, Ending, Finding
 from probing.diagnosis.words import exit_text, ranks_of, time_text
 
 if TYPE_CHECKING:
@@ -41,11 +42,12 @@ _COLUMNS = (
 
 def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Returns ``diagnoses``, the worst first; with the findings that are open, where a look shows nothing wrong in a
-    job that stands still, and with those that were open when a job ended.
+    job that stands still, with those that were open when a job ended, and as notes with those of a job of which
+    something could not be read.
 
     An answer that does not come is one of ``missing``.
     """
-    asked = [one for one in diagnoses if _ended(one.facts) or (not wrong(one) and _stands_still(one.facts))]
+    asked = [one for one in diagnoses if _ended(one.facts) or _undecided(one) or (not wrong(one) and _still(one.facts))]
     asked = asked[:_MOST_JOBS]
     if not asked:
         return list(diagnoses)
@@ -62,11 +64,28 @@ def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> li
 def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
     facts = diagnosis.facts
     holds = _open_at_end if _ended(facts) else _holds
-    own = rows.get((facts.job, facts.run), ())
-    open_rows = [row for row in own if row["verdict"] in _VERDICTS and holds(facts, row)]
     case = Case(facts)
-    findings = [_finding(case, row) for row in open_rows]
+    findings = []
+    for row in _rows_of(facts, rows):
+        if holds(facts, row):
+            findings.append(_finding(case, row))
+        elif _undecided(diagnosis) and not _ended(facts) and row["state"] == "open":
+            noted = _finding(case, row)
+            sentence = f"open since {clock(row['opened'])}, and not read again by this look: {noted.sentence}"
+            findings.append(replace(noted, severity=NOTE, sentence=sentence))
     return replace(diagnosis, findings=(*findings, *diagnosis.findings)) if findings else diagnosis
+
+
+def _rows_of(facts: Facts, rows: Verdicts) -> list[Row]:
+    """Returns the rows of known verdicts about the run; of all runs of the job where no rank could be read."""
+    keys = [(facts.job, facts.run)] if facts.ranks else [key for key in rows if key[0] == facts.job]
+    return [row for key in keys for row in rows.get(key, ()) if row["verdict"] in _VERDICTS]
+
+
+def _undecided(diagnosis: Diagnosis) -> bool:
+    """Whether nothing wrong was seen, and something that may hide it could not be read."""
+    worst = any(finding.severity != NOTE for finding in diagnosis.findings)
+    return not worst and bool(unread(diagnosis.facts, diagnosis.missing))
 
 
 def _ended(facts: Facts) -> bool:
@@ -81,7 +100,7 @@ def _open_at_end(facts: Facts, row: Row) -> bool:
     return hang and opened is not None and opened <= first and (closed is None or closed >= first)
 
 
-def _stands_still(facts: Facts) -> bool:
+def _still(facts: Facts) -> bool:
     advanced = _advanced_ns(facts)
     living = any(rank.exit is None for rank in facts.ranks)
     return living and (advanced is None or facts.taken_ns - advanced >= QUIET_NS)

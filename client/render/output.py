@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from probing.api.errors import ProbingError, UsageError
+from probing.client.absence import require_all
 from probing.client.render.rows import Record, dump_json, dump_line, rows_of
 from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import encoded
@@ -44,20 +45,29 @@ def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.Rec
             rows += batch.num_rows
             if settings.output is None:
                 sink.flush()
+        if not rows:
+            require_all()
         writer.end()
     return rows
 
 
 def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | None = None) -> None:
-    """Writes an Arrow table. ``fields`` are the columns that people see, all if left out."""
+    """Writes an Arrow table. ``fields`` are the columns that people see, all if left out. Raises as ``require_all``."""
     if settings.format == "table":
+        if not table.num_rows:
+            require_all()
         _write_text(settings, _people(settings, fields or fields_of(table.schema), rows_of(table)))
     else:
         write_stream(settings, table.schema, table.to_batches())
 
 
 def write_objects(settings: Settings, objects: Sequence[Record] | Record, people: str, flat: Sequence[Record]) -> None:
-    """Writes ``objects`` as JSON, ``people`` as the table, and ``flat`` (rows of one level) in the formats of rows."""
+    """Writes ``objects`` as JSON, ``people`` as the table, and ``flat`` (rows of one level) in the formats of rows.
+
+    Raises PartialAnswer where they are empty and a node did not answer.
+    """
+    if not flat and not any(objects.values() if isinstance(objects, Mapping) else objects):
+        require_all()
     if settings.format in ("json", "jsonl"):
         _write_json(settings, objects)
     elif settings.format == "table":

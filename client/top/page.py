@@ -103,6 +103,8 @@ def _news_of_nodes(view: View, width: int, now: float) -> Iterator[Line]:
 def _nothing(view: View, state: State) -> Line:
     if view.at is None:
         return (Span("  asking ...", "dim"),)
+    if view.absent and not view.jobs:
+        return (Span("  what runs on the nodes above is not known", "dim"),)
     return (
         Span(f"  no rank passes the filter {escape(state.filter)}" if state.filter else "  no training process", "dim"),
     )

@@ -51,7 +51,7 @@ def diagnose_dumps(job: str, dumps: Sequence[RankDump], missing: Sequence[Missin
     world = next((dump.world for dump in dumps if dump.world), ())
     absent = [rank for rank in world if rank not in scene.dumps and rank not in unreadable]
     if absent:
-        gaps.append(Missing("rank", f"no dump of {ranks_of(absent)}"))
+        gaps.append(Missing("history", f"no dump of {ranks_of(absent)}"))
     return Diagnosis(_facts(job, dumps, world), tuple(_findings(scene)), tuple(gaps))
 
 

@@ -106,7 +106,8 @@ class FakeNode(NodeServicer):
     """Listens on ``unix:DIRECTORY/NAME.sock``, and on ``tcp``, HOST:PORT, if it is given.
 
     ``error`` is raised by every query, ``hold`` makes queries wait, ``garbage`` is answered as it is; ``meanwhile``
-    is called before a query is answered.
+    is called before a query is answered. ``broken``: errors by the table that a query names; that of ``calls`` is
+    raised by calls other than queries.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class FakeNode(NodeServicer):
         self.failures: list[pb.TargetFailure] = []
         self.warnings: list[str] = []
         self.error: ProbingError | None = None
+        self.broken: Mapping[str, ProbingError] = {}
         self.hold: threading.Event | None = None
         self.garbage: list[pb.QueryReply] | None = None
         self.meanwhile: Callable[[], None] | None = None
@@ -234,11 +236,19 @@ class FakeNode(NodeServicer):
 
     def _rows(self, sql: str) -> pa.Table:
         text = with_states(fix_times(parse(sql), time.time_ns()))
+        named = text.replace('"', "").lower()
+        for table, error in self.broken.items():
+            if table in named:
+                raise error
         try:
             with self._tables.cursor(text) as cursor:
                 return cursor.sql(text).to_arrow_table()
         except duckdb.Error as e:
             raise from_duckdb(e) from None
+
+    def _check(self, context: grpc.ServicerContext) -> None:
+        if (error := self.broken.get("calls")) is not None:
+            self._abort(context, error)
 
     def _abort(self, context: grpc.ServicerContext, error: ProbingError) -> None:
         sent = pb.Error(kind=error.kind, message=error.message, hint=error.hint)
@@ -246,6 +256,7 @@ class FakeNode(NodeServicer):
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
     def Stacks(self, request: pb.StacksRequest, context: grpc.ServicerContext) -> pb.StacksReply:
+        self._check(context)
         self.stacks_asked.append(request)
         pids = set(request.pids)
         chosen = [t for t in self.threads if (not pids or t.pid in pids) and (not request.job or t.job == request.job)]
@@ -254,6 +265,7 @@ class FakeNode(NodeServicer):
         return pb.StacksReply(node=self.name, threads=chosen, failures=self.failures)
 
     def Vars(self, request: pb.VarsRequest, context: grpc.ServicerContext) -> pb.VarsReply:
+        self._check(context)
         pids, names = set(request.pids), set(request.names)
         chosen = [v for v in self.values if (not pids or v.pid in pids) and (not request.job or v.job == request.job)]
         if not chosen and (pids or request.job) and not self.failures:
@@ -262,6 +274,7 @@ class FakeNode(NodeServicer):
         return pb.VarsReply(node=self.name, values=found, failures=self.failures)
 
     def Facts(self, request: pb.FactsRequest, context: grpc.ServicerContext) -> Iterator[pb.FactsReply]:
+        self._check(context)
         if request.job and request.job not in self.facts:
             self._abort(context, NotFound(f"there is no job '{request.job}'", hint="`probingctl ps` lists them"))
         yield pb.FactsReply(node=self.name)
@@ -273,6 +286,7 @@ class FakeNode(NodeServicer):
                 yield pb.FactsReply(node=self.name, facts=[run])
 
     def Preflight(self, request: pb.PreflightRequest, context: grpc.ServicerContext) -> pb.PreflightReply:
+        self._check(context)
         self.preflight_asked.append(request)
         now = time.time_ns() + self.ahead_ns
         return pb.PreflightReply(
@@ -280,6 +294,7 @@ class FakeNode(NodeServicer):
         )
 
     def Config(self, request: pb.ConfigRequest, context: grpc.ServicerContext) -> pb.ConfigReply:
+        self._check(context)
         self.configured.append(request)
         if request.key and request.key not in self.settings:
             self._abort(context, UsageError(f"there is no setting {request.key}", hint="`probingctl config` lists all"))
@@ -320,6 +335,7 @@ class FakeNode(NodeServicer):
         return pb.ConfigReply(node=self.name, settings=shown, effect=self.effect if proposed else None)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
+        self._check(context)
         return pb.StatusReply(
             node=self.name,
             version="0.1.0",

@@ -89,14 +89,14 @@ def _bare(rank: Rank) -> Rank:
 
 _CUTS: Sequence[tuple[str, str, _Cut]] = (
     ("operations", "older operations", _without_done(32)),
-    ("history", "some samples", _few_samples),
+    ("size", "some samples", _few_samples),
     ("operations", "older operations", _without_done(16)),
     ("stacks", "outer frames and some threads", _shallow(32, 8)),
-    ("history", "some helper processes", _few_helpers),
+    ("size", "some helper processes", _few_helpers),
     ("operations", "older operations", _without_done(4)),
-    ("history", "values over time", lambda rank: replace(rank, series=rank.series[:2])),
+    ("size", "values over time", lambda rank: replace(rank, series=rank.series[:2])),
     ("stacks", "outer frames and some threads", _shallow(16, 4)),
     ("operations", "older operations", lambda rank: replace(rank, done=rank.done[-64:], open=rank.open[:32])),
-    ("history", "all but the main thread and open operations", _bare),
+    ("size", "all but the main thread and open operations", _bare),
     ("stacks", "all stacks", lambda rank: replace(rank, threads=(), open=rank.open[:2], progress=rank.progress[:8])),
 )

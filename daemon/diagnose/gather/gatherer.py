@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from probing.api.errors import NotFound, ProbingError, QueryTimeout
 from probing.daemon.diagnose.gather import hardware
@@ -102,7 +102,8 @@ class Gatherer:
         """Returns the facts of each run of ``job``; without one, of all jobs that run or failed lately.
 
         ``run``: of this run alone. ``deep`` adds stacks, conditions, logs and ended runs; it takes about a second.
-        ``timeout`` in seconds. What cannot be read is among the missing. Raises NotFound for a job that is not known.
+        ``timeout`` in seconds. What cannot be read is among the missing. Raises NotFound for a job that is not known,
+        QueryTimeout where it cannot be read which jobs there are, or whether there is ``job``.
         """
         deadline = time.monotonic() + timeout
         # First: on a busy machine the rest takes seconds, in which a job that goes on would seem to have stopped.
@@ -113,15 +114,26 @@ class Gatherer:
         if job:
             return self._job(job, request)
 
+        names, unlisted = self._jobs(live, deadline)
+        unread = [gap for gap in missing if "process.processes" not in live] + unlisted
+        if unread and not names:
+            raise QueryTimeout(f"which jobs there are cannot be read: {unread[0].text}")
+        request = replace(request, missing=(*request.missing, *unlisted))
+
         def of_one(name: str) -> list[Facts]:
-            # A job that has ended by now, whose launcher alone was seen, or that cannot be read.
-            with suppress(NotFound, QueryTimeout):
-                return self._job(name, request)
+            # A job that has ended by now, or whose launcher alone was seen.
+            with suppress(NotFound):
+                try:
+                    return self._job(name, request)
+                except QueryTimeout as e:
+                    gaps = (*request.missing, Missing("history", e.message))
+                    here = (NodeFacts(self._node, taken_ns),)
+                    return [Facts(name, "", None, self._stall_s, taken_ns, here, (), missing=gaps)]
             return []
 
         # Most of the time of a job is waiting for the second reading of its processes.
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="facts") as pool:
-            return [one for found in pool.map(of_one, self._jobs(live, deadline)) for one in found]
+            return [one for found in pool.map(of_one, names) for one in found]
 
     def hardware(self, *, timeout: float) -> Facts:
         """Returns the hardware of this node, as facts of no job and without ranks. ``timeout`` in seconds."""
@@ -132,12 +144,13 @@ class Gatherer:
         node = NodeFacts(self._node, now, self._watching_since(deadline), hardware=parts)
         return Facts("", "", None, self._stall_s, now, (node,), (), missing=(*missing, *lacking))
 
-    def _jobs(self, live: Rows, deadline: float) -> list[str]:
+    def _jobs(self, live: Rows, deadline: float) -> tuple[list[str], list[Missing]]:
+        """Returns the jobs that run or failed lately, and what of them could not be read."""
         running = [row["job"] for row in live.get("process.processes", ()) if row["role"] == "trainer" and row["job"]]
         asked = {"failed jobs": failed_jobs(self._now_ns() - _LATELY_NS)}
-        rows, _ = query_rows(self._engine, asked, deadline)
+        rows, missing = query_rows(self._engine, asked, deadline)
         failed = [row["job"] for row in rows.get("failed jobs", ())]
-        return list(dict.fromkeys([*running, *failed]))[:_MAX_JOBS]
+        return list(dict.fromkeys([*running, *failed]))[:_MAX_JOBS], missing
 
     def _job(self, job: str, request: _Request) -> list[Facts]:
         run, deadline = request.run, request.deadline

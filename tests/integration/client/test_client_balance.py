@@ -113,3 +113,11 @@ def test_a_job_without_steps(ctl: Run, cluster: list[FakeNode]) -> None:
     assert (code, out[:25]) == (0, "(no step ended in the las")
     code, _, err = ctl("balance", "--job", "nobody")
     assert (code, err.splitlines()[0]) == (1, "error: there is no job nobody")
+
+
+def test_work_is_not_called_even_while_a_node_does_not_answer(ctl: Run, cluster: list[FakeNode]) -> None:
+    # Rank 2, which computes longer, is on the node that does not answer.
+    cluster[1].stop()
+    _, out, err = ctl("balance", "--all-nodes", "--job", "j1")
+    assert "work is even: the ranks differ by 0% at most on the nodes that answered\n" in out
+    assert "is missing" in err

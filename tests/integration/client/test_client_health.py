@@ -63,6 +63,7 @@ def test_as_objects_and_rows(ctl: Run, nodes: tuple[FakeNode, FakeNode]) -> None
 def test_what_could_not_be_read_is_said(ctl: Run, nodes: tuple[FakeNode, FakeNode]) -> None:
     nodes[0].hardware = facts("alpha", WELL, Missing("history", "the disks cannot be read: time-out"))
     code, out, _ = ctl("health")
+    assert out.startswith("node alpha: cannot tell whether something is wrong: 8 GPUs")
     assert (code, out.splitlines()[1]) == (4, "node alpha: not known: the disks cannot be read: time-out")
     nodes[0].hardware = b"\xff"
     code, out, _ = ctl("health")

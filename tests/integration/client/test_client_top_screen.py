@@ -141,7 +141,7 @@ def test_a_node_that_goes_away_is_named_and_comes_back(scene: Scene) -> None:
 
 def test_nobody_answers(tmp_path: Path) -> None:
     with top(f"unix:{tmp_path / 'nowhere.sock'}", 80, 24) as terminal:
-        terminal.shows("no answer for", "no training process")
+        terminal.shows("no answer for", "what runs on the nodes above is not known")
         terminal.press("j", "Enter")
         terminal.press("q")
         terminal.shows("ended with 0")

@@ -10,7 +10,7 @@ from diagnosis_cases import NOW, elsewhere, facts, frame, history, in_collective
 from probing.client.diagnosis.outcome import as_object, exit_code, flat, settled, worst_first
 from probing.client.diagnosis.page import people
 from probing.client.render.text import cut_mark
-from probing.diagnosis.facts import Exit, Facts, Missing, Step
+from probing.diagnosis.facts import Exit, Facts, Missing, Rank, Step
 from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING, Culprit, Finding, StackOf, Verdict
 
@@ -216,9 +216,43 @@ def test_exit_codes(verdict: Verdict | None, missing: tuple[Missing, ...], code:
     assert exit_code([replace(healthy(), findings=found, missing=missing)]) == code
 
 
-def test_a_rule_that_failed_is_said_where_nothing_is_found() -> None:
-    page = people([replace(healthy(), missing=(Missing("rule", "rule numbers failed: KeyError"),))], 80)
-    assert page.splitlines()[0].startswith("job job: nothing was found, but 1 rule failed: 8 ranks")
+@pytest.mark.parametrize(
+    "gap",
+    [
+        Missing("rule", "rule numbers failed: KeyError"),
+        Missing("history", "the stored rows cannot be read: the query did not end in time"),
+        Missing("node", "node b did not answer: permission denied", node="b"),
+    ],
+    ids=lambda gap: gap.kind,
+)
+def test_a_job_is_not_called_healthy_where_something_could_not_be_read(gap: Missing) -> None:
+    job = replace(healthy(), missing=(gap,))
+    page = people([job], None)
+    unknown = "job job: cannot tell whether something is wrong, since not all of it could be read: 8 ranks"
+    assert page.startswith(unknown)
+    assert f"Not known:\n  - {gap.text}\n" in page
+    assert "nothing" not in page
+    assert exit_code([job]) == 4
+    assert (as_object([job])["verdict"], as_object([job])["confidence"]) == ("cannot_tell", 0.0)
+    over = replace(job, facts=replace(job.facts, ranks=tuple(map(over_now, job.facts.ranks))))
+    assert "; it ended at 20" in people([over], None)
+    assert "nothing" not in people([over], None)
+
+
+def over_now(member: Rank) -> Rank:
+    return replace(member, exit=Exit(NOW, code=0), state="exited")
+
+
+@pytest.mark.parametrize(("quiet_s", "code"), [(0.2, 0), (3.0, 4)])
+def test_stacks_that_could_not_be_read_matter_once_a_job_is_quiet(quiet_s: float, code: int) -> None:
+    gap = Missing("stacks", "no stacks of pid 4001: it is no Python", 1)
+    ranks = [rank(n, *history(812, ago=quiet_s + 0.01)) for n in range(2)]
+    assert exit_code([Diagnosis(facts(*ranks), (), (gap,))]) == code
+
+
+def test_facts_that_were_cut_to_their_bound_are_no_doubt() -> None:
+    gap = Missing("size", "some samples of rank 0 were left out: more than 65536 bytes", 0)
+    assert exit_code([replace(healthy(), missing=(gap,))]) == 0
 
 
 def test_native_frames_are_few_and_have_names() -> None:

@@ -15,7 +15,7 @@ from probing.api.errors import QueryTimeout
 from probing.client.diagnosis.outcome import exit_code
 from probing.client.diagnosis.page import people
 from probing.client.diagnosis.stored_findings import with_stored_findings
-from probing.diagnosis.facts import Condition, Exit, Facts, Rank
+from probing.diagnosis.facts import Condition, Exit, Facts, Missing, Rank
 from probing.diagnosis.ladder import Diagnosis, diagnose
 
 MOVES = Condition(state="R", interval_ns=10**9, cpu_ns=5 * 10**8, switches=20)
@@ -136,8 +136,40 @@ def test_nobody_is_asked_about_a_job_that_goes_on_or_is_wrong() -> None:
 
 
 def test_what_cannot_be_asked_is_said() -> None:
-    (missing,) = shown(Node(error=QueryTimeout("no worker was free")), look()).missing
+    diagnosis = shown(Node(error=QueryTimeout("no worker was free")), look())
+    (missing,) = diagnosis.missing
     assert missing.text == "whether a finding is open: no worker was free"
+    assert exit_code([diagnosis]) == 4
+
+
+def slow(**fields: Any) -> dict[str, Any]:
+    sentence = "rank 1 (node a, pid 4001) takes 1.8 times as long as others: it reads in fetch_shard, data.py:12"
+    return row(**{"verdict": "slow_rank", "severity": "warning", "sentence": sentence, **fields})
+
+
+def test_what_could_not_be_read_leaves_the_open_finding_as_a_note() -> None:
+    going_on = facts(*(rank(r, *history(6, ago=0.1), stack=elsewhere(moving=True), condition=MOVES) for r in range(3)))
+    unread = Missing("history", "the stored rows cannot be read: the query did not end in time")
+    late = replace(going_on, missing=(unread,))
+    diagnosis = shown(Node(slow()), late)
+    page = people([diagnosis], None)
+    assert exit_code([diagnosis]) == 4
+    assert page.startswith("job job: cannot tell whether something is wrong")
+    assert "  note: open since " in page
+    assert "rank 1 (node a, pid 4001) takes 1.8 times as long as others" in page
+    assert unread.text in page
+    # What is closed is no part of it.
+    assert shown(Node(slow(state="closed")), late).findings == ()
+
+
+def test_a_job_that_could_not_be_read_at_all_has_its_open_findings() -> None:
+    unread = Missing("history", "whether there is a job 'job' cannot be read: no worker was free")
+    none = Facts("job", "", None, 0.0, NOW, (), (), missing=(unread,))
+    diagnosis = shown(Node(slow(), slow(run="older", state="closed")), none)
+    assert [finding.severity for finding in diagnosis.findings] == ["note"]
+    page = people([diagnosis], None)
+    assert page.startswith("job job: cannot tell whether something is wrong: no rank of it could be read\n  note: open")
+    assert exit_code([diagnosis]) == 4
 
 
 @pytest.mark.parametrize("text", ["[", "{}", "[1, null]", '[{"rank": "x"}]', None])

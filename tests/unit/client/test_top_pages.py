@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_top_rows import finding, gpu, inflight, progress, rank, update, use
+from client_top_rows import fetched, finding, gpu, inflight, progress, rank, update, use
 from rich.cells import cell_len
 
 from probing.client.messages import Thread
+from probing.client.top.answers import Absent
 from probing.client.top.figures import Line, text_of
 from probing.client.top.help_page import help_page
 from probing.client.top.model import Model, View, key_of
@@ -174,3 +175,12 @@ def test_keys_of_the_other_pages() -> None:
     assert help_page(state.scroll, 80, 10)[1] == 1
     assert (state.press("escape", None, view, 5), state.page) == ("", "main")
     assert [state.press(key, None, view, 5) for key in ("q", "ctrl+c", "ctrl+q")] == ["quit"] * 3
+
+
+def test_a_node_without_an_answer_is_not_said_to_run_nothing() -> None:
+    gone = Absent("addr", "a", "permission denied", 0.0)
+    lines = "\n".join(text_of(line) for line in page_of(Model(10.0).update(fetched(1.0, gone), {}), State()).lines)
+    assert "permission denied" in lines
+    assert "what runs on the nodes above is not known" in lines
+    assert "no training process" not in lines
+    assert "no training process" in "\n".join(text_of(line) for line in page_of(update(Model(10.0)), State()).lines)

@@ -62,7 +62,7 @@ def test_whatever_is_too_large_fits_in_the_end() -> None:
     assert found.threads[0].main
     # The oldest open ones show what is waited for.
     assert [one.seq for one in found.open] == list(range(32))
-    assert {one.kind for one in missing} == {"operations", "history", "stacks"}
+    assert {one.kind for one in missing} == {"operations", "size", "stacks"}
 
 
 def test_even_a_single_value_that_is_too_large_fits() -> None:

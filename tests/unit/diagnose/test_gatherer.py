@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from probing.api.errors import NotFound, PeerError
+from probing.api.errors import NotFound, PeerError, QueryTimeout
 from probing.daemon.arrow import batch_of, ipc_bytes
 from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.daemon.query.answer import Item
@@ -43,6 +43,8 @@ class Node:
 
     def live(self, table: str, timeout: float) -> bytes:
         del timeout
+        if table not in self.rows:
+            raise PeerError(f"{table} does not answer")
         return ipc_bytes(batch_of(table, self.rows[table]))
 
     def status(self, timeout: float) -> Mapping[str, Any]:
@@ -124,6 +126,28 @@ def test_helpers_are_listed_with_their_trainer() -> None:
 
 def test_all_jobs_are_those_that_run() -> None:
     assert [facts.job for facts in gatherer(Node(1.0)).facts(deep=False, timeout=20.0)] == ["j"]
+
+
+class Late:
+    """The engine while no worker starts in time."""
+
+    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int, rows_only: bool) -> Iterable[Item]:
+        del statements, timeout, max_bytes, rows_only
+        raise QueryTimeout("no worker was free")
+
+
+def test_jobs_that_may_be_there_are_not_said_to_be_absent() -> None:
+    node = Node(1.0)
+    late = Gatherer("n", Late(), node, stall_s=10.0, now_ns=lambda: NOW)
+    [facts] = late.facts(deep=False, timeout=20.0)
+    assert "the stored rows cannot be read: no worker was free" in [one.text for one in facts.missing]
+    # Jobs that failed lately are known from stored rows alone.
+    node.rows["process.processes"] = []
+    with pytest.raises(QueryTimeout, match="which jobs there are cannot be read: the stored rows"):
+        late.facts(deep=False, timeout=20.0)
+    del node.rows["process.processes"]
+    with pytest.raises(QueryTimeout, match=r"which jobs there are cannot be read: process\.processes"):
+        gatherer(node).facts(deep=False, timeout=20.0)
 
 
 @pytest.mark.parametrize(("calls_ago_s", "cpu_ns"), [(1.0, 20), (30.0, 10), (None, 10)])

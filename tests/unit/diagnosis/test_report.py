@@ -44,7 +44,7 @@ def test_a_job_with_only_notes_is_healthy() -> None:
 
 
 def test_a_missing_witness_lowers_the_confidence_that_a_job_is_healthy() -> None:
-    assert as_dict(Diagnosis(FACTS, (), (Missing("node", "x"),)))["confidence"] == 0.5
+    assert as_dict(Diagnosis(FACTS, (), (Missing("operations", "x"),)))["confidence"] == 0.5
 
 
 def test_a_job_of_which_nothing_was_seen_is_not_called_healthy() -> None:

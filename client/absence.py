@@ -1,0 +1,42 @@
+"""An empty answer says that nothing is there only where all nodes of the command have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from probing.api.errors import NotFound, PartialAnswer
+
+__all__ = ("claim", "partial", "require_all", "silent_of_command", "unless_partial")
+
+SilentNodes = Callable[[], dict[str, str]]
+_MOST_NAMED = 4
+_AMONG = "on the nodes that answered"
+_silent: ContextVar[SilentNodes] = ContextVar("silent nodes", default=dict)
+
+
+def silent_of_command(silent: SilentNodes) -> None:
+    """Sets what returns the nodes of this command that did not answer, each with the reason."""
+    _silent.set(silent)
+
+
+def claim(text: str) -> str:
+    """Returns ``text``, which says that something is not there or well; on the nodes that answered, if one did not."""
+    return f"{text} {_AMONG}" if _silent.get()() else text
+
+
+def require_all() -> None:
+    """Raises PartialAnswer where a node did not answer: an empty answer may be wrong."""
+    if _silent.get()():
+        raise partial("nothing was found")
+
+
+def partial(message: str) -> PartialAnswer:
+    """Returns the error for ``message``, which says that something was not found."""
+    named = [f"{node} ({why})" for node, why in list(_silent.get()().items())[:_MOST_NAMED]]
+    return PartialAnswer(f"{message} {_AMONG}", hint=f"missing: {'; '.join(named)}")
+
+
+def unless_partial(error: NotFound) -> NotFound | PartialAnswer:
+    """Returns ``error``, or PartialAnswer with its message where a node that did not answer may have what it names."""
+    return partial(error.message) if _silent.get()() else error
