@@ -24,6 +24,7 @@ _WORKER_NS = 30_000_000_000
 _LONGEST = 200
 _ORDERS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _RANK = re.compile(r"^\[rank\d+\]:?\s*")
+_TRACEBACK = "Traceback (most recent call last):"
 _ERROR = re.compile(
     r"(?:\[rank\d+\]:?\s*)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Fault))(?::|$)"
 )
@@ -168,8 +169,10 @@ def behind(case: Case, rank: Rank) -> bool:
 
 def _error(case: Case, rank: Rank) -> str:
     """Returns the last error that a rank logged, else the one that its library reported; else an empty text."""
-    for line in reversed(rank.logs):
-        if _ERROR.match(line) or PEER_GONE.search(line):
+    for before, line in reversed(list(zip(("", *rank.logs), rank.logs, strict=False))):
+        # Of a traceback the first line and the exception are stored.
+        raised = _TRACEBACK in before and _TRACEBACK not in line
+        if raised or _ERROR.match(line) or PEER_GONE.search(line):
             return clean(line.strip(), _LONGEST)
     reported = [o.error for o in (*rank.done, *rank.open) if o.error]
     reported += [w.async_error for w in rank.witnesses if w.async_error]

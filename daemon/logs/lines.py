@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 class Line(NamedTuple):
-    """``mono_ns``: when its first piece was written."""
+    """``mono_ns``: when its first piece was written; later than that of the line before, also in one call."""
 
     writer: Writer
     mono_ns: int
@@ -47,6 +47,8 @@ class _Partial(NamedTuple):
     # Where the next piece of the same call has to begin.
     call_ns: int
     expected: int
+    # Of the last line that the writer ended.
+    newest_ns: int
 
 
 class Lines:
@@ -60,27 +62,35 @@ class Lines:
         writer = piece.writer
         before = self._partial.pop(writer, None)
         lines: list[Line] = []
+        newest = before.newest_ns if before is not None else 0
+
+        def add(mono_ns: int, text: bytes) -> None:
+            nonlocal newest
+            if text:
+                newest = max(mono_ns, newest + 1)
+                lines.append(Line(writer, newest, text[:MAX_LINE]))
+
         if before is not None and not _follows(before, piece):
             # Something between the two was lost.
-            lines.append(Line(writer, before.mono_ns, before.text))
+            add(before.mono_ns, before.text)
             before = None
         *ended, rest = _END.split(piece.text)
         began, head = (before.mono_ns, before.text) if before is not None and before.text else (piece.mono_ns, b"")
         for text in ended:
-            lines.append(Line(writer, began, (head + text)[:MAX_LINE]))
+            add(began, head + text)
             began, head = piece.mono_ns, b""
         rest = (head + rest)[:MAX_LINE]
         if piece.cut:
-            lines.append(Line(writer, began, rest))
+            add(began, rest)
         else:
-            self._keep(writer, _Partial(began, rest, piece.mono_ns, piece.offset + len(piece.text)))
-        return [line for line in lines if line.text]
+            self._keep(writer, _Partial(began, rest, piece.mono_ns, piece.offset + len(piece.text), newest))
+        return lines
 
     def end(self, pid: int, start_ns: int) -> list[Line]:
         """Returns the lines that a process left unfinished."""
         left = [writer for writer in self._partial if (writer.pid, writer.start_ns) == (pid, start_ns)]
         partials = [(writer, self._partial.pop(writer)) for writer in left]
-        return [Line(writer, partial.mono_ns, partial.text) for writer, partial in partials if partial.text]
+        return [Line(w, max(p.mono_ns, p.newest_ns + 1), p.text) for w, p in partials if p.text]
 
     def _keep(self, writer: Writer, partial: _Partial) -> None:
         if len(self._partial) >= MAX_WRITERS:

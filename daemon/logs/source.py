@@ -18,7 +18,7 @@ from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.logs.attachments import FUNCTIONS, Attachments
 from probing.daemon.logs.lines import Line, Lines, Piece, Writer
-from probing.daemon.logs.patterns import Patterns, RateLimit
+from probing.daemon.logs.patterns import Patterns, RateLimit, Tracebacks
 from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.processes.redaction import redacted
@@ -68,6 +68,7 @@ class LogSource(Source):
         # Guards what follows.
         self._lock = threading.Lock()
         self._patterns, self._limit, self._lines = Patterns(config.patterns), RateLimit(config.lines_per_s), Lines()
+        self._tracebacks = Tracebacks()
         self._ended: dict[tuple[int, int], None] = {}
 
     @classmethod
@@ -152,7 +153,9 @@ class LogSource(Source):
         pair = self._clock.pair()
         with self._lock:
             if len(self._ended) >= MAX_ENDED:
-                del self._ended[next(iter(self._ended))]
+                oldest = next(iter(self._ended))
+                del self._ended[oldest]
+                self._tracebacks.forget(*oldest)
             self._ended[key] = None
             rows = self._rows(self._lines.end(*key), pair)
             suppressed = self._limit.forget(*key)
@@ -182,7 +185,7 @@ class LogSource(Source):
     def _rows(self, lines: Iterable[Line], pair: ClockPair) -> list[dict[str, Any]]:
         rows = []
         for writer, mono_ns, text in lines:
-            kind = self._patterns.kind(text)
+            kind = self._tracebacks.kind(writer, text, self._patterns.kind(text))
             if kind is None:
                 continue
             who = self._processes.identity(writer.pid, writer.start_ns)

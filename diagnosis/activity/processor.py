@@ -22,6 +22,8 @@ __all__ = (
 
 # Shares of the time between the readings.
 _THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
+# In one function for so long, with these shares of the time on a CPU and ready to run, a thread runs there.
+_STAYS_NS, _USED, _AWAKE = 30_000_000_000, 0.05, 0.8
 # Of CPython 3.8 to 3.14: Modules/gcmodule.c, Python/gc.c. A stripped one has no names of them.
 _COLLECTS = ("gc_collect_main", "gc_collect_generations", "gc_collect_region", "deduce_unreachable", "PyGC_Collect")
 # Of Python's re, Lib/re/__init__.py and before 3.11 Lib/re.py; a running thread's C frames are not read.
@@ -85,8 +87,26 @@ def find_matching(scene: Scene) -> Seen | None:
 
 
 def find_hindered(scene: Scene) -> Seen | None:
-    """Returns whether the process is throttled, swaps, or waits for a CPU."""
-    return _throttled(scene) or _swapping(scene) or _starved(scene)
+    """Returns whether the process is throttled, swaps, or waits for a CPU.
+
+    One that has used the CPU in a single function for 30 s runs there: that it shares the CPU is evidence.
+    """
+    if (swaps := _swapping(scene)) is not None:
+        return swaps
+    hindered = _throttled(scene) or _starved(scene)
+    if hindered is None or not _stays(scene):
+        return hindered
+    evidence = (_used(scene), f"it {hindered.does}", *hindered.evidence)
+    return Seen("computing", f"runs{scene.where}", frame=scene.user, evidence=tuple(dict.fromkeys(evidence)))
+
+
+def _stays(scene: Scene) -> bool:
+    """Whether the main thread has been in one Python function for long, uses the CPU there and hardly sleeps."""
+    since, c = scene.main.since_ns if scene.main else None, scene.condition
+    if since is None or scene.now_ns - since < _STAYS_NS:
+        return False
+    awake = (c.cpu_ns or 0) + (c.run_delay_ns or 0) + (c.throttled_ns or 0)
+    return uses_cpu(scene, _USED) and _share(scene, awake) >= _AWAKE
 
 
 def find_computing(scene: Scene) -> Seen | None:

@@ -95,7 +95,9 @@ def _death(case: Case, first: First, died: Sequence[Death]) -> Finding:
     later = tuple(sorted(dead - {d.rank.rank for d in first_ones}))
     missing = [first.doubt] if first.doubt else []
     if not death.error and not death.exit.signal and not death.rank.logs:
-        missing.append(f"what rank {death.rank.rank} logged: process.logs has no line of it")
+        unread = any(gap.kind == "history" for gap in case.facts.missing)
+        why = "process.logs could not be read" if unread else "process.logs has no line of it"
+        missing.append(f"what rank {death.rank.rank} logged: {why}")
     names = who([d.rank for d in first_ones])
     return Finding(
         RANK_DIED,

@@ -182,9 +182,12 @@ WHERE table_name = 'comm.ops' AND (pid IS NULL OR pid IN ({_numbers(pids)}))
 
 
 def _lines(of_job: str, window: Window) -> str:
+    """The newest lines of each process, and the newest of each kind: an error may be followed by many of others."""
     return f"""
 SELECT {_WHO}, left(line, 300) AS line FROM process.logs WHERE {of_job} AND ts > {_at(window.until - HOUR_NS)}
-QUALIFY row_number() OVER (PARTITION BY {_WHO} ORDER BY ts DESC) <= 5 ORDER BY ts
+QUALIFY row_number() OVER (PARTITION BY {_WHO} ORDER BY ts DESC) <= 5
+  OR row_number() OVER (PARTITION BY {_WHO}, kind ORDER BY ts DESC) <= 2
+ORDER BY ts
 """
 
 

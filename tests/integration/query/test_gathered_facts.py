@@ -276,6 +276,16 @@ def test_a_rank_without_environment_is_placed_by_its_largest_communicator(machin
     assert facts.processes == (Process("n0", 101, START, "launcher", "running"),)
 
 
+def test_an_error_is_read_however_many_lines_follow_it(machine: Machine, gatherer: Gatherer) -> None:
+    first, error = "Traceback (most recent call last):", "data.ShardCorrupt: shard 17"
+    lines = [(f"NCCL WARN {n}", "NCCL WARN") for n in range(30)]
+    lines[3:3] = [(first, first), (error, first)]
+    rows = [who(1, ts=T0 + n, line=line, kind=kind) for n, (line, kind) in enumerate(lines)]
+    machine.files.segment("process.logs", rows)
+    second = only(gatherer.facts("j", timeout=60)).ranks[1]
+    assert second.logs == (first, error, *(f"NCCL WARN {n}" for n in range(25, 30)))
+
+
 def test_what_cannot_be_read_is_missing(machine: Machine, gatherer: Gatherer) -> None:
     del machine.files.live_rows["comm.progress"]
     facts = only(gatherer.facts("j", timeout=60))

@@ -568,6 +568,43 @@ def test_a_starved_rank_names_who_shares_its_cpu() -> None:
     )
 
 
+LOOP = {"state": "R", "run_delay_ns": 69 * 10**7, "neighbours": (("hog", 55, 10**8),), "cpus_allowed": 2}
+QUOTA = {"state": "R", "throttled_ns": 6 * 10**8, "cpu_quota": 0.5, "cgroup": "/jobs/7", "run_delay_ns": 0}
+
+
+@pytest.mark.parametrize(
+    ("condition", "contention"),
+    [
+        ({**LOOP, "cpu_ns": 30 * 10**7}, "it waits for a CPU 69% of the time in step, train.py:40"),
+        ({**LOOP, "cpu_ns": 15 * 10**7}, "on its CPUs: hog (pid 55) used 10%"),
+        (
+            {**QUOTA, "cpu_ns": 4 * 10**8},
+            "it is throttled in step, train.py:40: its cgroup /jobs/7 allows 0.5 CPUs",
+        ),
+    ],
+    ids=["busy node", "busier node", "quota"],
+)
+def test_a_loop_on_a_busy_node_runs_and_contention_is_evidence(condition: dict[str, Any], contention: str) -> None:
+    found = doing(user(state="R", since_ns=NOW - 31 * 10**9), **condition)
+    assert (found.kind, found.why) == ("computing", "it runs in step, train.py:40")
+    assert contention in found.evidence
+    assert any(line.startswith("it used a CPU for ") for line in found.evidence)
+    # Before, and where it moves from function to function, the CPU that it lacks is the reason.
+    for since in (NOW - 20 * 10**9, None):
+        assert doing(user(state="R", since_ns=since), **condition).kind in ("starved", "throttled")
+
+
+@pytest.mark.parametrize("cpu_ns", [0, 10**7], ids=["no CPU", "hardly any"])
+def test_a_rank_that_gets_no_cpu_does_not_run_however_long(cpu_ns: int) -> None:
+    starved = {**LOOP, "run_delay_ns": 98 * 10**7, "cpu_ns": cpu_ns}
+    assert doing(user(state="R", since_ns=NOW - 90 * 10**9), **starved).kind == "starved"
+
+
+def test_a_thread_that_sleeps_in_between_does_not_run_in_its_frame() -> None:
+    polls = {**LOOP, "run_delay_ns": 45 * 10**7, "cpu_ns": 10**8}
+    assert doing(user(state="R", since_ns=NOW - 90 * 10**9), **polls).kind == "starved"
+
+
 def test_a_lock_that_no_other_thread_can_hold() -> None:
     waits = user(native("PyThread_acquire_lock_timed"))
     own = "no other thread runs Python code: its own thread has taken it, or one that has ended or left Python"

@@ -156,6 +156,20 @@ def test_an_error_of_any_name_is_said() -> None:
         assert finding.sentence.endswith(f"exited with code 1 after {error}; rank 0 waits for it")
 
 
+@pytest.mark.parametrize("error", ["data.ShardCorrupt: shard 17", "StopIteration", "[rank1]: Bad"])
+def test_the_line_below_a_traceback_is_the_error_whatever_its_name(error: str) -> None:
+    lines = ("NCCL WARN before", "[rank1]: Traceback (most recent call last):", error, "NCCL WARN after")
+    finding = the(facts(waits(0), ended(1, 20, code=1, logs=lines)))
+    assert finding.sentence.endswith(f"exited with code 1 after {error}; rank 0 waits for it")
+    assert finding.evidence[0].endswith(error)
+
+
+def test_logs_that_could_not_be_read_are_not_said_to_be_empty() -> None:
+    unread = Missing("history", "the lines cannot be read: the query did not end in time")
+    made = replace(facts(waits(0), ended(1, 20, code=3)), missing=(unread,))
+    assert "what rank 1 logged: process.logs could not be read" in the(made).missing
+
+
 def test_a_normal_end() -> None:
     assert found_in(facts(*(ended(n, 20 - n, *history(9, ago=25), code=0) for n in range(4)))) == []
     going = rank(3, *history(9, ago=25), stack=elsewhere())

@@ -17,7 +17,7 @@ from probing.daemon.config import LogsConfig
 from probing.daemon.logs import lines, source
 from probing.daemon.logs.attachments import is_libc
 from probing.daemon.logs.lines import Line, Lines, Piece, Writer
-from probing.daemon.logs.patterns import SECOND_NS, Patterns, RateLimit
+from probing.daemon.logs.patterns import MAX_TRACEBACKS, SECOND_NS, Patterns, RateLimit, Tracebacks
 from probing.daemon.logs.source import LogSource, shown
 from probing.daemon.source import Identity
 
@@ -36,7 +36,8 @@ def test_a_line_may_come_in_several_calls() -> None:
     ended = unfinished.feed(Piece(ONE, 7, 0, b"WARN\nnext\r\n\nrest"))
     assert ended == [Line(ONE, 5, b"NCCL WARN"), Line(ONE, 7, b"next")]
     assert unfinished.end(1, 11) == []
-    assert unfinished.end(1, 10) == [Line(ONE, 7, b"rest")]
+    # Lines of one call have an order.
+    assert unfinished.end(1, 10) == [Line(ONE, 8, b"rest")]
     assert unfinished.end(1, 10) == []
 
 
@@ -205,3 +206,106 @@ def test_a_line_and_a_second_go_over_several_drains() -> None:
     assert stored(reading.assemble(more, PAIR)) == [(1, "NCCL WARN", 0)]
     later = records((2 * SECOND_NS, 1, b"RN 3\n"))
     assert stored(reading.assemble(later, PAIR)) == [(1, "NCCL WARN 3", 1)]
+
+
+_FRAMES = """Traceback (most recent call last):
+  File "/home/u/train.py", line 88, in <module>
+    main()
+  File "/home/u/data.py", line 12, in fetch_shard
+    raise ShardCorrupt(f"shard {number} is corrupt: {path}")
+"""
+
+
+def written(text: str, size: int = 255) -> np.ndarray:
+    """The records of one call that writes ``text``, and then the exit."""
+    data = text.encode()
+    pieces = range(0, len(data), size)
+    rows = [
+        (5, 10, 1, 1, at, len(data[at : at + size]), 2, int(at + size >= len(data)), data[at : at + size])
+        for at in pieces
+    ]
+    return np.array(rows, RECORD)
+
+
+def prefixed(text: str, prefix: str) -> str:
+    """As torch's excepthook writes it."""
+    return "\n".join(f"{prefix}{line}" if line else "" for line in text.split("\n"))
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: ", "(worker pid=77) "])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "ValueError: shard 17 is corrupt: /data/shard-17.tar",
+        "data.ShardCorrupt: shard 17: /data/shard-17.tar",
+        "AssertionError",
+        "StopIteration",
+        "é: no name that a pattern has",
+    ],
+)
+def test_the_exception_below_a_traceback_is_stored(prefix: str, reason: str) -> None:
+    reading = made(Sink())
+    found = reading.assemble(written(prefixed(f"before\n{_FRAMES}{reason}\nafter\n", prefix)), PAIR)
+    assert [line for _, line, _ in stored(found)] == [
+        f"{prefix}Traceback (most recent call last):",
+        f"{prefix}{reason}",
+    ]
+    (batch,) = found.values()
+    times = batch["ts"].cast(pa.int64()).to_pylist()
+    assert times == sorted(set(times))
+
+
+def test_each_of_two_chained_exceptions_is_stored_in_order() -> None:
+    between = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    text = f"{_FRAMES}a.First: 1{between}{_FRAMES}b.Second\n"
+    found = stored(made(Sink()).assemble(written(text), PAIR))
+    assert [line for _, line, _ in found if "Traceback" not in line] == ["a.First: 1", "b.Second"]
+
+
+def test_the_exception_of_a_data_loader_worker_is_the_last_one() -> None:
+    text = prefixed(
+        f"{_FRAMES}a.First: Caught a.First in DataLoader worker process 0.\nOriginal {_FRAMES}a.First: 17\n",
+        "[rank1]: ",
+    )
+    lines = [line for _, line, _ in stored(made(Sink()).assemble(written(text), PAIR))]
+    assert lines == [
+        "[rank1]: Traceback (most recent call last):",
+        "[rank1]: a.First: Caught a.First in DataLoader worker process 0.",
+        "[rank1]: Original Traceback (most recent call last):",
+        "[rank1]: a.First: 17",
+    ]
+
+
+def test_a_traceback_whose_lines_have_a_time_each_is_followed() -> None:
+    text = "".join(f"12:00:0{i}.5 {line}\n" for i, line in enumerate(_FRAMES.splitlines()))
+    found = stored(made(Sink()).assemble(written(f"{text}12:00:09.5 a.First: 1\n"), PAIR))
+    assert [line for _, line, _ in found][1:] == ["12:00:09.5 a.First: 1"]
+
+
+def test_a_traceback_goes_over_drains_and_threads_do_not_mix() -> None:
+    reading = made(Sink())
+    reading.assemble(records((1, 1, _FRAMES.encode())), PAIR)
+    other = np.array([(2, 10, 1, 9, 0, 6, 2, 1, b"other\n")], RECORD)
+    assert stored(reading.assemble(other, PAIR)) == []
+    assert stored(reading.assemble(records((3, 1, b"a.First: 1\nnext\n")), PAIR)) == [(1, "a.First: 1", 0)]
+
+
+def test_tracebacks_are_bounded_and_end_with_their_process() -> None:
+    following = Tracebacks()
+    first = b"Traceback (most recent call last):"
+    for tid in range(MAX_TRACEBACKS + 5):
+        assert following.kind(Writer(1, 10, tid, 2), first, "T") == "T"
+    assert following.kind(Writer(1, 10, 0, 2), b"a.First", None) is None
+    assert following.kind(Writer(1, 10, 99, 2), b"a.First", None) == "T"
+    following.forget(1, 10)
+    assert following.kind(Writer(1, 10, 100, 2), b"a.First", None) is None
+    # Without the pattern nothing is followed.
+    assert following.kind(ONE, first, None) is None
+    assert following.kind(ONE, b"a.First", None) is None
+    for _ in range(5000):
+        following.kind(OTHER, first, "T")
+        assert following.kind(OTHER, b'  File "x"', None) is None
+    following.kind(OTHER, first, "T")
+    for _ in range(2100):
+        following.kind(OTHER, b'  File "x"', None)
+    assert following.kind(OTHER, b"much later", None) is None
