@@ -14,6 +14,7 @@ from probing.diagnosis.drifts import with_drift
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.hardware_evidence import with_symptoms
 from probing.diagnosis.known_bugs import with_known_bugs
+from probing.diagnosis.next_steps import with_commands
 from probing.diagnosis.rules import (
     absent,
     communicator_error,
@@ -102,7 +103,7 @@ class Diagnosis:
 
 def _completed(case: Case, finding: Finding) -> Finding:
     """Returns ``finding`` with what drifts, witnesses, hardware and known bugs add, what to do, and when it ends."""
-    for add in (with_drift, corroborated, with_symptoms, with_known_bugs, with_time_out, advised):
+    for add in (with_drift, corroborated, with_symptoms, with_known_bugs, with_time_out, advised, with_commands):
         finding = add(case, finding)
     return finding
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 
 from probing.client.diagnosis.outcome import confidence_word, healthy_sentence, missing_text
@@ -12,6 +11,7 @@ from probing.client.render.text import age, clock, cut_mark, escape, plural, ran
 from probing.client.stacks.text import frame_text
 from probing.diagnosis.facts import Facts, Frame, Missing
 from probing.diagnosis.ladder import Diagnosis
+from probing.diagnosis.next_steps import filled_in
 from probing.diagnosis.verdict import NOTE, Culprit, Finding, StackOf
 
 __all__ = ("people",)
@@ -72,7 +72,7 @@ def _page(diagnosis: Diagnosis, width: int | None, brief: bool) -> list[str]:
     lines += _section("What would refute it", () if brief else refuted_by)
     steps = worst.next_steps or worst.verdict.next_steps
     lines += _section(
-        "Do next", [_advice(worst), _ends(worst), *(_filled_in(step, facts.job, worst) for step in steps)]
+        "Do next", [_advice(worst), _ends(worst), *(filled_in(step, facts.job, worst.culprits) for step in steps)]
     )
     return [*lines, *_section("Also", [f"{other.severity}: {other.sentence}" for other in others])]
 
@@ -92,16 +92,6 @@ def _culprit(culprit: Culprit) -> str:
     # A rank of a node that does not answer has no pid, and its node may be unknown.
     node = f", node {culprit.node}" if culprit.node else ""
     return f"rank {culprit.rank}{node}{f', pid {culprit.pid}' if culprit.pid else ''}: {culprit.why}"
-
-
-def _filled_in(step: str, job: str, finding: Finding) -> str:
-    """Returns a step with job, rank and pid in its commands in place of J, R and PID."""
-    step = step.replace("--job J", f"--job {shlex.quote(job)}")
-    if len(finding.culprits) != 1:
-        return step
-    (culprit,) = finding.culprits
-    step = step.replace("--rank R", f"--rank {culprit.rank}")
-    return step.replace(" PID", f" {culprit.pid}") if culprit.pid else step
 
 
 def _advice(finding: Finding) -> str:

@@ -118,9 +118,15 @@ class StackAnswers:
         return batch_of("python.backtrace", rows)
 
     def chosen(self, pids: Sequence[int], job: str) -> list[Identity]:
-        """The processes with these pids or of this job; without either, all that train. Raises NotFound."""
+        """The processes with these pids, of this job if there is one; or all of this job that train; or all that train.
+
+        Raises NotFound.
+        """
         if pids:
-            return [self._of_pid(pid) for pid in dict.fromkeys(pids)]
+            found = [self._of_pid(pid) for pid in dict.fromkeys(pids)]
+            if other := [who.pid for who in found if job and who.job != job]:
+                raise NotFound(f"process {other[0]} is not of job {job!r}", hint="`probingctl ps` lists the processes")
+            return found
         training = self._training()
         if not job:
             return training

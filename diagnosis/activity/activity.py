@@ -68,7 +68,10 @@ def activity_of(rank: Rank, facts: Facts) -> Activity:
     seen = _look(scene)
     evidence = (*seen.evidence, full_shm(scene), _tracer(scene, seen.kind))
     lines = dict.fromkeys(clean(line, _LINE) for line in evidence if line)
-    steps = tuple(step.replace("PID", str(rank.pid)) for step in ACTIVITIES[seen.kind].next_steps)
+    steps = tuple(
+        step.replace("PID", str(rank.pid)).replace("--rank R", f"--rank {rank.rank}")
+        for step in ACTIVITIES[seen.kind].next_steps
+    )
     why = clean(f"{seen.who} {seen.does}", _LINE)
     return Activity(seen.kind, why, seen.frame, seen.since_ns, seen.progressing, tuple(lines), steps)
 

@@ -23,7 +23,7 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
         "exited": Kind(
             "The process has ended",
             "The kernel's report of its end: exit code, signal, and whether it was killed for memory.",
-            ("Read the last lines of the rank's log.", "Look at the end of its node: `probingctl events`."),
+            ("Read its last lines: `probingctl logs --job J --rank R`.", "Look at the end of its node: `probingctl events --job J`."),
         ),
         "stopped": Kind(
             "The process is stopped by a signal, or frozen by its cgroup",
@@ -41,7 +41,7 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
         "lock": Kind(
             "The thread that trains waits for a lock, a queue, another thread or a file lock",
             "Frames of threading, queue or multiprocessing; native frames that take a lock; futex, flock or fcntl.",
-            ("Look at the other threads: `probingctl stacks PID --native --locals`.",),
+            ("Look at the other threads: `probingctl stacks --job J PID --native --locals`.",),
         ),
         "cuda_context_lock": Kind(
             "It waits for a CUDA context into which a thread loads code",
@@ -71,7 +71,7 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
             "Frames of the data loader or of a queue between processes, and the end, state or stack of a worker.",
             (
                 "Look at the stacks of its workers: `probingctl stacks --job J --native`.",
-                "If one died, look for why: `probingctl events`, and the kernel's log for OOM kills.",
+                "If one died, look for why: `probingctl events --job J`, and the kernel's log for OOM kills.",
             ),
         ),
         "checkpoint": Kind(
@@ -163,7 +163,7 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
         "unknown": Kind(
             "The facts do not show what it does",
             "No stack, or one that no other kind recognises.",
-            ("Look at its stack: `probingctl stacks PID --native --locals`.",),
+            ("Look at its stack: `probingctl stacks --job J PID --native --locals`.",),
         ),
     }
 )

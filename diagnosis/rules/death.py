@@ -39,7 +39,7 @@ RANK_DIED = Verdict(
     " 0.75 to 0.85 if errors name the socket of a rank that lives on.",
     "Another rank ended earlier, or the error of this one says that a peer is gone.",
     (
-        "Read the last lines of that rank: `probingctl logs --rank R`, or the output of the launcher.",
+        "Read the last lines of that rank: `probingctl logs --job J --rank R`, or the output of the launcher.",
         "Look for OOM kills and hardware errors of its node in the kernel's log.",
     ),
     situations=("dead_rank",),
@@ -201,7 +201,7 @@ def _absentee(case: Case, absent: Sequence[Rank], named: Sequence[Named], died: 
             *(text for rank in late[:_MOST] for text in _last_call(case, rank)),
         ),
         refuted_by=(RANK_DIED.refuted_by,),
-        next_steps=("Look at what that rank does: `probingctl stacks --rank R --native`.", *RANK_DIED.next_steps),
+        next_steps=("Look at what that rank does: `probingctl stacks --job J PID --native`.", *RANK_DIED.next_steps),
     )
 
 

@@ -26,7 +26,7 @@ LINGERS = Verdict(
     "When the others ended; what the rank waits for: a thread, a child process, a file or the network.",
     "0.8.",
     "The end of the rank, or the end of what it waits for.",
-    ("Look at its threads and children: `probingctl stacks PID --native`.",),
+    ("Look at its threads and children: `probingctl stacks --job J PID --native`.",),
     ("lingering_rank",),
     ("test_a_rank_that_stays_is_a_note_and_later_a_warning", "test_what_a_rank_that_stays_waits_for_is_shown"),
 )

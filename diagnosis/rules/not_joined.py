@@ -32,7 +32,7 @@ NOT_JOINED = Verdict(
     "0.95; less for each of these: operations of the rank were lost, its stack could not be read, other members were"
     " not seen, the operations began before they could be recorded.",
     "The named rank's call of the operation, or an operation in which it waits for another rank.",
-    ("Look at what the named rank does: `probingctl stacks --job J --native` has its whole stack.",),
+    ("Look at what the named rank does: `probingctl stacks --job J PID --native` has its whole stack.",),
     ("branch", "uneven_data", "blocked_rank", "busy_rank", "blocked_storage", "starved_loader", "nccl_timeout"),
     (
         "test_the_rank_that_has_not_joined_is_named",

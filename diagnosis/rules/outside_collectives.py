@@ -39,7 +39,7 @@ OUTSIDE = Verdict(
     "What each group of ranks does, and since when.",
     "0.8 if the activity of the named ranks is known, else 0.5.",
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
-    ("Look at what the named ranks do: `probingctl stacks --job J --native` has their whole stacks.",),
+    ("Look at what the named ranks do: `probingctl stacks --job J PID --native` has their whole stacks.",),
     ("blocked_storage", "starved_loader", "blocked_rank"),
     (
         "test_ranks_that_block_outside_are_named",

@@ -41,7 +41,7 @@ PASSED = Verdict(
     "The calls of collectives with the clocks of nodes corrected.",
     "0.8.",
     "The rank is late again.",
-    ("Look at what the rank did then: `probingctl profile --job J`, `probingctl events --job J`.",),
+    ("Look at what the rank did then: `probingctl profile --job J --rank R`, `probingctl events --job J`.",),
     situations=("slow_rank",),
     tests=("test_a_rank_that_was_slow_for_a_while",),
 )
