@@ -23,7 +23,10 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
         "exited": Kind(
             "The process has ended",
             "The kernel's report of its end: exit code, signal, and whether it was killed for memory.",
-            ("Read its last lines: `probingctl logs --job J --rank R`.", "Look at the end of its node: `probingctl events --job J`."),
+            (
+                "Read its last lines: `probingctl logs --job J --rank R`.",
+                "Look at the end of its node: `probingctl events --job J`.",
+            ),
         ),
         "stopped": Kind(
             "The process is stopped by a signal, or frozen by its cgroup",
