@@ -11,7 +11,7 @@ import typer
 from probing.api.errors import NotFound, UsageError
 from probing.client.options import Job, Pids, Rank
 from probing.client.profile.model import Profile
-from probing.client.profile.request import KINDS, Request, Selection, at_times, base_of, labels
+from probing.client.profile.request import KINDS, Request, Selection, at_times, base_of, labels, of_training_threads
 from probing.client.profile.samples import off_cpu_share, read_profiles
 from probing.client.profile.write import write_profiles
 from probing.client.session import hint, job_named, opened, require_job
@@ -41,6 +41,7 @@ class Options:
         str | None, typer.Option(metavar="TIME", help="From stored samples: how far back; 5m if left out.")
     ] = None
     until: Annotated[str | None, typer.Option(metavar="TIME", help="With --since: how far back to stop.")] = None
+    cpu: Annotated[bool, typer.Option("--cpu", help="Only time on the CPU, also where most of it is off.")] = False
     wall: Annotated[bool, typer.Option("--wall", help="Time on and off the CPU.")] = False
     off_cpu: Annotated[bool, typer.Option("--off-cpu", help="Only time off the CPU.")] = False
     hz: Annotated[int, typer.Option(min=1, max=999, metavar="N", help="With --seconds: samples a second.")] = 99
@@ -70,8 +71,10 @@ class Options:
         kind = self.kind or profile_format_of(output)
         if kind not in KINDS:
             raise UsageError(f"unknown output format {kind}", hint=f"one of {', '.join(KINDS)}")
-        if self.wall and self.off_cpu:
-            raise UsageError("--wall and --off-cpu contradict each other", hint="--wall is time on and off the CPU")
+        states = [name for name, given in self._states().items() if given]
+        if len(states) > 1:
+            hint = "--wall is time on and off the CPU"
+            raise UsageError(f"{states[0]} and {states[1]} contradict each other", hint=hint)
         if self.live is not None and (self.since is not None or self.until is not None):
             raise UsageError("--seconds samples now, --since and --until look back", hint="leave one out")
         live = 0.0 if self.live is None else seconds(self.live)
@@ -85,7 +88,10 @@ class Options:
         if base is not None and kind == "pprof":
             advice = "write two profiles and compare them with pprof -diff_base"
             raise UsageError("a pprof file holds no difference", hint=advice)
-        return Request(selected, base, kind, live, self.hz, labels(self.by), self.lines)
+        return Request(selected, base, kind, live, self.hz, labels(self.by), self.lines, not states)
+
+    def _states(self) -> dict[str, bool]:
+        return {"--wall": self.wall, "--off-cpu": self.off_cpu, "--cpu": self.cpu}
 
 
 def run(settings: Settings, options: Options) -> None:
@@ -98,15 +104,21 @@ def run(settings: Settings, options: Options) -> None:
             from probing.client.profile.live import sample
 
             request = sample(cluster, request)
-        selections = [request.selected, *([request.base] if request.base is not None else [])]
-        profiles = read_profiles(cluster, selections)
-        for selection, profile in zip(selections, profiles, strict=True):
+        away = off_cpu_share(cluster, request.selected) if request.selected.state == "cpu" else None
+        mostly = away is not None and away > _MOSTLY
+        if request.any_state and request.kind == "svg" and mostly:
+            request = of_training_threads(request)
+        profiles = read_profiles(cluster, request.selections)
+        if request.any_state and away is not None and not profiles[0].samples:
+            request = of_training_threads(request)
+            profiles = read_profiles(cluster, request.selections)
+            hint("nothing of it ran on the CPU: this is the training threads' time on and off the CPU")
+        for selection, profile in zip(request.selections, profiles, strict=True):
             _require(cluster, selection, profile)
-        write_profiles(settings, request, profiles)
-        if request.selected.state == "cpu" and request.kind == settings.format == "table":
-            away = off_cpu_share(cluster, request.selected)
-            if away is not None and away > _MOSTLY:
-                hint(f"{away:.0%} of the training threads' time is off the CPU: --wall shows what they wait for")
+        away = away if mostly and request.selected.state == "cpu" else None
+        write_profiles(settings, request, profiles, away)
+        if away is not None and request.any_state and (request.kind != "table" or settings.format == "table"):
+            hint(f"{away:.0%} of the training threads' time is off the CPU: --wall shows what they wait for")
 
 
 def _with_jobs(cluster: Cluster, request: Request) -> Request:

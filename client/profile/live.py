@@ -33,7 +33,7 @@ def sample(cluster: Cluster, request: Request) -> Request:
     live = [s for s in (request.selected, request.base) if s is not None and not s.shift]
     targets = list({tuple(sorted(t.items())): t for s in live for t in _targets(cluster, s)}.values())
     changes = {"sampling.hz": str(request.hz)}
-    if request.selected.state != "cpu":
+    if request.selected.state != "cpu" or (request.any_state and request.kind == "svg"):
         changes["sampling.off_cpu"] = "true"
     # Samples that come before the last node has changed its settings count as well.
     begun = time.monotonic()

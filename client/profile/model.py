@@ -6,8 +6,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-__all__ = ("Frame", "Profile", "Sample", "grouped", "label", "merged", "short_files", "without_lines")
+__all__ = (
+    "IMPORTS",
+    "OFF_CPU",
+    "ON_CPU",
+    "STATE",
+    "Frame",
+    "Profile",
+    "Sample",
+    "folded_imports",
+    "grouped",
+    "label",
+    "merged",
+    "short_files",
+    "without_lines",
+)
 
+STATE, ON_CPU, OFF_CPU = "state", "on the CPU", "off the CPU"
+"""The label of a sample for whether the thread ran, and its values."""
+IMPORTS = "(imports)"
+"""Stands for the frames of Python's import system."""
+_IMPORT_FILES = ("<frozen importlib.", "<frozen zipimport>")
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 
 
@@ -33,13 +52,17 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``kind`` is cpu, wall or off_cpu. The interval: ``begin_ns`` is CLOCK_REALTIME, 0 when unknown."""
+    """``kind`` is cpu, wall or off_cpu; ``trains``: of the threads that train alone.
+
+    The interval: ``begin_ns`` is CLOCK_REALTIME, 0 when unknown.
+    """
 
     title: str
     kind: str
     samples: tuple[Sample, ...]
     begin_ns: int = 0
     length_ns: int = 0
+    trains: bool = False
 
     @property
     def ns(self) -> int:
@@ -49,6 +72,15 @@ class Profile:
     @property
     def seen(self) -> int:
         return sum(sample.seen for sample in self.samples)
+
+    @property
+    def time_text(self) -> str:
+        """Returns which part of the time it has: ``on the CPU``, ``on and off the CPU, 96% off``."""
+        if self.kind != "wall":
+            return "on the CPU" if self.kind == "cpu" else "off the CPU"
+        away = sum(sample.ns for sample in self.samples if (STATE, OFF_CPU) in sample.labels)
+        whose = " of the threads that train" if self.trains else ""
+        return f"on and off the CPU{whose}, {away / (self.ns or 1):.0%} off"
 
 
 def merged(samples: Iterable[Sample], *, labels: bool = False) -> tuple[Sample, ...]:
@@ -75,6 +107,20 @@ def without_lines(profile: Profile) -> Profile:
     """Returns the profile by functions, without lines."""
     samples = (s._replace(frames=tuple(f._replace(lineno=None) for f in s.frames)) for s in profile.samples)
     return replace(profile, samples=tuple(samples))
+
+
+def folded_imports(profile: Profile) -> Profile:
+    """Returns the profile with one frame for the import system in each stack, in place of five for each import."""
+    samples = (s._replace(frames=_without_importlib(s.frames)) for s in profile.samples)
+    return replace(profile, samples=tuple(samples))
+
+
+def _without_importlib(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    first = next((at for at, frame in enumerate(frames) if frame.file.startswith(_IMPORT_FILES)), None)
+    if first is None:
+        return frames
+    kept = [frame for frame in frames[first:] if not frame.file.startswith(_IMPORT_FILES)]
+    return (*frames[:first], Frame(IMPORTS), *kept)
 
 
 def grouped(profile: Profile, keys: Sequence[str]) -> Profile:

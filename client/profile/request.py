@@ -10,7 +10,7 @@ from probing.api.errors import UsageError
 from probing.client.session import sql_text
 from probing.client.settings import process_id, seconds
 
-__all__ = ("KINDS", "Request", "Selection", "at_times", "base_of", "labels")
+__all__ = ("KINDS", "Request", "Selection", "at_times", "base_of", "labels", "of_training_threads")
 
 KINDS = ("table", "folded", "speedscope", "svg", "pprof")
 _LABELS = ("job", "rank", "node", "pid", "thread", "state")
@@ -23,7 +23,7 @@ class Selection:
 
     The interval goes from ``since`` to ``until`` seconds before the query, or from ``since_at`` to ``until_at``
     (CLOCK_REALTIME s) where these are given; ``shift`` moves it so many seconds into the past. ``state`` is cpu, wall
-    or off_cpu. ``gil``: only samples of threads that held the GIL.
+    or off_cpu. ``gil``: only samples of threads that held the GIL. ``trains``: only of the threads that train.
     """
 
     pids: tuple[int, ...] = ()
@@ -36,6 +36,7 @@ class Selection:
     until_at: float | None = None
     shift: float = 0.0
     gil: bool = False
+    trains: bool = False
 
     def where(self) -> str:
         """Returns the SQL condition on python.samples."""
@@ -51,6 +52,8 @@ class Selection:
             parts.append("on_cpu" if self.state == "cpu" else "NOT on_cpu")
         if self.gil:
             parts.append("gil")
+        if self.trains:
+            parts.append("coalesce(trains, tid = pid)")
         return " AND ".join(parts)
 
     def title(self) -> str:
@@ -78,7 +81,8 @@ class Selection:
 class Request:
     """``live``: seconds to sample now at ``hz``; 0: stored samples. ``base`` is what ``selected`` is compared with.
 
-    ``by`` are labels of samples that are kept apart; ``lines`` keeps the lines of a function apart.
+    ``by`` are labels of samples that are kept apart; ``lines`` keeps the lines of a function apart. ``any_state``:
+    whether the time is to be on or off the CPU was left open.
     """
 
     selected: Selection
@@ -88,6 +92,33 @@ class Request:
     hz: int
     by: tuple[str, ...]
     lines: bool
+    any_state: bool = False
+
+    @property
+    def selections(self) -> list[Selection]:
+        """What is selected, and what it is compared with."""
+        return [self.selected, *([self.base] if self.base is not None else [])]
+
+    @property
+    def rivals(self) -> tuple[str, str]:
+        """Returns ``selected`` and ``base`` by what differs: ``rank 1`` and ``rank 0``; ``now`` and ``before``."""
+        one, other = self.selected, self.base
+        if other is None or other.shift != one.shift:
+            return "now", "before"
+        if other.rank is not None and other.rank != one.rank:
+            return one.title() if one.rank is None else f"rank {one.rank}", f"rank {other.rank}"
+        if other.pids and other.pids != one.pids:
+            return one.title() if len(one.pids) != 1 else f"pid {one.pids[0]}", f"pid {other.pids[0]}"
+        return f"job {one.job}" if one.job else one.title(), f"job {other.job}"
+
+
+def of_training_threads(request: Request) -> Request:
+    """Returns ``request`` for the time on and off the CPU of the threads that train: others wait nearly always."""
+    selected, base = (
+        None if one is None else replace(one, state="wall", trains=True) for one in (request.selected, request.base)
+    )
+    assert selected is not None
+    return replace(request, selected=selected, base=base)
 
 
 def at_times(selection: Selection, since: str | None, until: str | None) -> Selection:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from probing.client.profile.model import Frame, Profile, Sample
+from probing.client.profile.model import OFF_CPU, ON_CPU, STATE, Frame, Profile, Sample
 from probing.client.profile.request import Selection
 from probing.client.render.rows import Row, rows_of
 
@@ -72,7 +72,7 @@ def _frames(row: Row) -> tuple[Frame, ...]:
 def _profile(selection: Selection, rows: Iterable[Row], stacks: dict[int, tuple[Frame, ...]], now: int) -> Profile:
     begin, end = selection.span(now)
     samples = tuple(Sample(stacks.get(row["stack_id"], (_UNKNOWN,)), row["ns"], row["n"], _labels(row)) for row in rows)
-    return Profile(selection.title(), selection.state, samples, begin, max(0, end - begin))
+    return Profile(selection.title(), selection.state, samples, begin, max(0, end - begin), selection.trains)
 
 
 def _labels(row: Row) -> tuple[tuple[str, str], ...]:
@@ -82,6 +82,6 @@ def _labels(row: Row) -> tuple[tuple[str, str], ...]:
         "node": row["node"],
         "pid": row["pid"],
         "thread": row["thread"],
-        "state": "on the CPU" if row["on_cpu"] else "off the CPU",
+        STATE: ON_CPU if row["on_cpu"] else OFF_CPU,
     }
     return tuple((key, str(value)) for key, value in values.items() if value not in (None, ""))

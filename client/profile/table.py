@@ -120,9 +120,8 @@ def difference_people(base: Profile, chosen: Profile, width: int | None, by: Seq
 
 
 def _head(profile: Profile, when: str) -> str:
-    what = {"cpu": "on the CPU", "off_cpu": "off the CPU", "wall": "on and off the CPU"}[profile.kind]
     whose = f"{profile.title} {when}".rstrip()
-    return escape(f"{whose}: {age(profile.ns)} {what} in {plural(profile.seen, 'sample')}")
+    return escape(f"{whose}: {age(profile.ns)} {profile.time_text} in {plural(profile.seen, 'sample')}")
 
 
 def _rendered(fields: list[Field], rows: list[Row], width: int | None, shown: list[Profile], by: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from probing.client.profile.model import Profile, grouped, without_lines
+from probing.client.profile.model import Profile, folded_imports, grouped, without_lines
 from probing.client.profile.request import Request
 from probing.client.profile.table import difference_people, difference_rows, function_rows, people
 from probing.client.render.output import write_bytes, write_objects
@@ -17,19 +17,26 @@ from probing.client.version import program
 __all__ = ("write_profiles",)
 
 
-def write_profiles(settings: Settings, request: Request, profiles: Sequence[Profile]) -> None:
-    """Writes the first of ``profiles``, or how it differs from the second one where ``request`` has a base."""
+def write_profiles(
+    settings: Settings, request: Request, profiles: Sequence[Profile], away: float | None = None
+) -> None:
+    """Writes the first of ``profiles``, or how it differs from the second one where ``request`` has a base.
+
+    ``away``: the share of the training threads' time that is off the CPU, where it is most and not in the profiles.
+    """
     shaped = _shaped(request, list(profiles))
     if request.base is None:
-        _write(settings, request, shaped[0])
+        _write(settings, request, shaped[0], away)
     else:
-        _write_difference(settings, request, shaped[1], shaped[0])
+        _write_difference(settings, request, shaped[1], shaped[0], away)
 
 
 def _shaped(request: Request, profiles: list[Profile]) -> list[Profile]:
     # The reader of a pprof file chooses between lines and functions.
     if not request.lines and request.kind != "pprof":
         profiles = [without_lines(profile) for profile in profiles]
+    if request.kind == "svg":
+        profiles = [folded_imports(profile) for profile in profiles]
     # A table has columns for labels, speedscope a profile for each value.
     if request.by and request.kind not in ("speedscope", "table"):
         profiles = [grouped(profile, request.by) for profile in profiles]
@@ -41,7 +48,7 @@ def _shaped(request: Request, profiles: list[Profile]) -> list[Profile]:
     return profiles
 
 
-def _write(settings: Settings, request: Request, profile: Profile) -> None:
+def _write(settings: Settings, request: Request, profile: Profile, away: float | None) -> None:
     from probing.client.profile.formats.folded import folded
     from probing.client.profile.formats.pprof import pprof
     from probing.client.profile.formats.speedscope import speedscope
@@ -51,7 +58,7 @@ def _write(settings: Settings, request: Request, profile: Profile) -> None:
     writers: dict[str, Callable[[], str | bytes]] = {
         "folded": lambda: folded(profile),
         "speedscope": lambda: speedscope(_apart(profile, request.by), profile.title, program()),
-        "svg": lambda: flame_graph(profile, _subtitle(profile, when)),
+        "svg": lambda: flame_graph(profile, _subtitle(profile, when) + _unshown(away)),
         "pprof": lambda: pprof(profile, program()),
     }
     if request.kind in writers:
@@ -61,17 +68,18 @@ def _write(settings: Settings, request: Request, profile: Profile) -> None:
     write_objects(settings, rows, people(profile, when, _width(settings), request.by), rows)
 
 
-def _write_difference(settings: Settings, request: Request, base: Profile, chosen: Profile) -> None:
+def _write_difference(settings: Settings, request: Request, base: Profile, chosen: Profile, away: float | None) -> None:
     from probing.client.profile.formats.folded import folded_difference
     from probing.client.profile.formats.speedscope import speedscope
     from probing.client.profile.formats.svg import flame_graph_difference
 
     title = f"{chosen.title} compared with {base.title}"
-    subtitle = f"is: {_subtitle(chosen, '')};  was: {_subtitle(base, '')}"
+    one, other = request.rivals
+    subtitle = f"{escape(one)}: {_subtitle(chosen, '')};  {escape(other)}: {_subtitle(base, '')}{_unshown(away)}"
     writers: dict[str, Callable[[], str]] = {
         "folded": lambda: folded_difference(base, chosen),
         "speedscope": lambda: speedscope([chosen, base], title, program()),
-        "svg": lambda: flame_graph_difference(base, chosen, subtitle),
+        "svg": lambda: flame_graph_difference(base, chosen, subtitle, other),
     }
     if request.kind in writers:
         _write_file(settings, request.kind, writers[request.kind]())
@@ -101,8 +109,13 @@ def _apart(profile: Profile, by: tuple[str, ...]) -> list[Profile]:
 
 
 def _subtitle(profile: Profile, when: str) -> str:
-    what = {"cpu": "on the CPU", "off_cpu": "off the CPU", "wall": "on and off the CPU"}[profile.kind]
-    return escape(f"{age(profile.ns)} {what} in {plural(profile.seen, 'sample')}{f', {when}' if when else ''}")
+    return escape(
+        f"{age(profile.ns)} {profile.time_text} in {plural(profile.seen, 'sample')}{f', {when}' if when else ''}"
+    )
+
+
+def _unshown(away: float | None) -> str:
+    return "" if away is None else f";  not shown: {away:.0%} of the training threads' time is off the CPU, see --wall"
 
 
 def _width(settings: Settings) -> int | None:

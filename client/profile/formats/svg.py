@@ -29,7 +29,7 @@ _PALETTE = {
     "standard library": (176, 12, 38, 68),
     "no code": (220, 4, 8, 76),
 }
-_CHANGES = (("more than before", "hsl(8,85%,62%)"), ("as before", "hsl(40,10%,88%)"), ("less", "hsl(214,80%,64%)"))
+_MORE, _ALIKE, _LESS = "hsl(8,85%,62%)", "hsl(40,10%,88%)", "hsl(214,80%,64%)"
 
 
 def flame_graph(profile: Profile, subtitle: str) -> str:
@@ -40,14 +40,18 @@ def flame_graph(profile: Profile, subtitle: str) -> str:
     return _document(profile.title, subtitle, legend, drawn)
 
 
-def flame_graph_difference(base: Profile, chosen: Profile, subtitle: str) -> str:
-    """Returns an SVG whose widths are the mean of both shares; red frames have a larger share in ``chosen``."""
+def flame_graph_difference(base: Profile, chosen: Profile, subtitle: str, rival: str = "before") -> str:
+    """Returns an SVG whose widths are the mean of both shares; red frames have a larger share in ``chosen``.
+
+    ``rival``: what ``base`` is, as ``rank 0``.
+    """
     short = short_files([base, chosen])
     drawn = [
-        (box, _text(box, short, "all"), _change_colour(*box.shares), _difference_tip(box))
+        (box, _text(box, short, "all"), _change_colour(*box.shares), _difference_tip(box, rival))
         for box in boxes([base, chosen])
     ]
-    return _document(f"{chosen.title} compared with {base.title}", subtitle, list(_CHANGES), drawn)
+    legend = [(f"more than {rival}", _MORE), (f"as {rival}", _ALIKE), ("less", _LESS)]
+    return _document(f"{chosen.title} compared with {base.title}", subtitle, legend, drawn)
 
 
 def _text(box: Box, short: dict[str, str], title: str) -> str:
@@ -72,7 +76,7 @@ def _kind(frame: Frame | None) -> str:
 def _change_colour(before: float, after: float) -> str:
     change = (after - before) / ((after + before) or 1)
     if abs(change) < 0.02:
-        return _CHANGES[1][1]
+        return _ALIKE
     hue = 8 if change > 0 else 214
     strength = abs(change) ** 0.6
     return f"hsl({hue},{30 + 55 * strength:.0f}%,{88 - 26 * strength:.0f}%)"
@@ -83,10 +87,11 @@ def _tip(box: Box) -> str:
     return f"{age(box.ns[0])}, {_percent(box.shares[0])}{own}"
 
 
-def _difference_tip(box: Box) -> str:
+def _difference_tip(box: Box, rival: str) -> str:
     was, now = box.shares
-    change = f"{_percent(now)}, was {_percent(was)}: {(now - was) * 100:+.2f} points"
-    return f"{change} ({age(box.ns[1])}, was {age(box.ns[0])})"
+    other = "was" if rival == "before" else f"{rival}:"
+    change = f"{_percent(now)}, {other} {_percent(was)}: {(now - was) * 100:+.2f} points"
+    return f"{change} ({age(box.ns[1])}, {other} {age(box.ns[0])})"
 
 
 def _percent(share: float) -> str:
@@ -121,7 +126,7 @@ def _legend(entries: Sequence[tuple[str, str]]) -> Iterator[str]:
     at = float(_MARGIN)
     for name, colour in entries:
         yield f'<rect x="{at:.0f}" y="57" width="11" height="11" rx="2.5" fill="{colour}"/>'
-        yield f'<text class="quiet" x="{at + 16:.0f}" y="66.5">{escape_xml(name)}</text>\n'
+        yield f'<text class="quiet" x="{at + 16:.0f}" y="66.5">{escape_xml(escape(name))}</text>\n'
         at += 34 + 6.2 * len(name)
 
 

@@ -242,7 +242,7 @@ def test_functions_by_time(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
     ]
 
 
-@pytest.mark.parametrize(("state", "ns"), [((), 4), (("--wall",), 24), (("--off-cpu",), 20)])
+@pytest.mark.parametrize(("state", "ns"), [(("--cpu",), 4), (("--wall",), 24), (("--off-cpu",), 20)])
 def test_every_format_holds_the_same_time(
     pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, state: tuple[str, ...], ns: int
 ) -> None:
@@ -291,19 +291,56 @@ def test_only_while_the_gil_was_held(tmp_path: Path, ctl: Run) -> None:
         assert ctl("profile", "-t", node.address, "--gil")[1].startswith("all processes with the GIL since 5m ago: ")
 
 
-def test_wall_is_hinted_at_where_main_threads_wait(tmp_path: Path, ctl: Run) -> None:
+def test_time_off_the_cpu_is_hinted_at_or_shown(tmp_path: Path, ctl: Run) -> None:
     waits = sample("n", 0, 1, 3, on_cpu=False, duration_ns=3_000_000_000)
     stacks = [stack("n", 1, ("f", "/x.py", 1))]
+    picture = tmp_path / "p.svg"
+
+    def subtitle() -> str:
+        texts = [e.text or "" for e in ET.parse(picture).iter() if e.get("class") == "quiet"]
+        return texts[0]
+
     with FakeNode(tmp_path, "n", {"python.samples": [waits], "python.stacks": stacks}) as node:
-        code, _, err = ctl("profile", "-t", node.address)
+        asked = ("profile", "-t", node.address)
+        # A rank that hangs has no other time.
+        code, out, err = ctl(*asked)
+        assert (code, out.partition("\n")[0]) == (
+            0,
+            "all processes since 5m ago: 3 s on and off the CPU of the threads that train, 100% off in 3 samples",
+        )
+        assert err == "hint: nothing of it ran on the CPU: this is the training threads' time on and off the CPU\n"
+        code, _, err = ctl(*asked, "--cpu")
         assert (code, err.splitlines()[1]) == (1, "hint: --wall shows the time off the CPU: there are samples of that")
+        assert ctl(*asked, "-o", str(picture)) == (0, "", "")
+        assert "3 s on and off the CPU of the threads that train, 100% off" in subtitle()
         node.insert("python.samples", [sample("n", 0, 1, 100), {**waits, "tid": 5, "duration_ns": 10**12}])
         said = "hint: 75% of the training threads' time is off the CPU: --wall shows what they wait for\n"
-        asked = ("profile", "-t", node.address)
         assert ctl(*asked)[::2] == (0, said)
+        assert ctl(*asked, "-F", "folded", "-o", str(tmp_path / "folded"))[::2] == (0, said)
         assert ctl(*asked, "--wall")[2] == ctl(*asked, "-f", "json")[2] == ""
+        # The picture shows all of it, without the threads that wait anyway, and says so.
+        assert ctl("flamegraph", *asked[1:], "-o", str(picture)) == (0, "", "")
+        assert subtitle() == "4 s on and off the CPU of the threads that train, 75% off in 103 samples, since 5m ago"
+        assert ctl("flamegraph", *asked[1:], "--cpu", "-o", str(picture)) == (0, "", "")
+        assert subtitle().endswith("not shown: 75% of the training threads' time is off the CPU, see --wall")
         node.insert("python.samples", [sample("n", 0, 1, 300)])
         assert ctl("profile", "-t", node.address)[2] == ""
+        assert ctl("flamegraph", *asked[1:], "-o", str(picture)) == (0, "", "")
+        assert subtitle() == "4 s on the CPU in 400 samples, since 5m ago"
+
+
+@pytest.mark.parametrize(
+    ("diff", "legend"),
+    [("rank:0", ["more than rank 0", "as rank 0", "less"]), ("before:1s", ["more than before", "as before", "less"])],
+)
+def test_the_legend_says_what_is_compared(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, diff: str, legend: list[str]
+) -> None:
+    picture = tmp_path / "p.svg"
+    assert ctl("profile", "--all-nodes", "--rank", "1", "--diff", diff, "--cpu", "-o", str(picture)) == (0, "", "")
+    texts = [e.text or "" for e in ET.parse(picture).iter() if e.get("class") == "quiet"]
+    assert texts[1:] == legend
+    assert ("rank 0: " in texts[0]) == (diff == "rank:0")
 
 
 @pytest.mark.parametrize(
@@ -341,9 +378,9 @@ def test_difference_of_two_ranks(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_
     )
     document = json.loads(ctl(*asked, "-F", "speedscope")[1])
     assert [(p["name"], p["endValue"]) for p in document["profiles"]] == [("rank 2", 10**9), ("rank 0", 10**9)]
-    out = ctl("flamegraph", *asked[1:])[1]
+    out = ctl("flamegraph", *asked[1:], "--cpu")[1]
     titles = [e.text or "" for e in ET.fromstring(out.encode()).iter() if e.tag.endswith("}title")]
-    assert "read_batch (user/train.py)\n90.00 %, was 25.00 %: +65.00 points (900 ms, was 250 ms)" in titles
+    assert "read_batch (user/train.py)\n90.00 %, rank 0: 25.00 %: +65.00 points (900 ms, rank 0: 250 ms)" in titles
 
 
 def test_difference_of_two_times(tmp_path: Path, ctl: Run) -> None:
@@ -380,7 +417,7 @@ def test_more_stacks_than_fit_into_one_query(tmp_path: Path, ctl: Run) -> None:
     }
     with FakeNode(tmp_path, "n", rows) as node:
         out = ctl("profile", "-t", node.address, "-F", "folded")[1]
-        assert len(node.asked) == 4
+        assert len(node.asked) == 5
     assert len(out.splitlines()) == 2500
     assert "not stored" not in out
 

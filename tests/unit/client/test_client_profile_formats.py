@@ -19,7 +19,17 @@ from probing.client.profile.formats.speedscope import speedscope
 from probing.client.profile.formats.svg import flame_graph, flame_graph_difference
 from probing.client.profile.formats.svg_page import SCRIPT, STYLE
 from probing.client.profile.formats.tree import MAX_DEPTH, boxes
-from probing.client.profile.model import Frame, Profile, Sample, grouped, label, short_files, without_lines
+from probing.client.profile.model import (
+    IMPORTS,
+    Frame,
+    Profile,
+    Sample,
+    folded_imports,
+    grouped,
+    label,
+    short_files,
+    without_lines,
+)
 from probing.client.profile.table import difference_rows, function_rows
 
 # As google/pprof's proto/profile.proto has them: name, number, type; packed repeated fields are marked by a star.
@@ -180,6 +190,29 @@ def test_hostile_names_are_only_text() -> None:
     assert line.endswith(":::\\n (a b.py) 5".replace(":::", "::"))
     assert json.loads(speedscope([profile], evil, "e"))["name"] == evil
     assert pprof_profile(pprof(profile, evil)).sample[0].value == [1, 5]
+
+
+def test_the_import_system_is_one_frame() -> None:
+    machinery = tuple(Frame(name, "<frozen importlib._bootstrap>") for name in ("_find_and_load", "_load_unlocked"))
+    loader = Frame("exec_module", "<frozen importlib._bootstrap_external>")
+    train, torch, numpy = Frame("<module>", "/t.py"), Frame("<module>", "/torch.py"), Frame("<module>", "/numpy.py")
+    step = Frame("step", "/t.py")
+    given = Profile(
+        "job",
+        "cpu",
+        (
+            Sample((train, *machinery, loader, torch, *machinery, loader, numpy), 5, 1),
+            Sample((train, *machinery), 2, 1),
+            Sample((train, step), 1, 1),
+        ),
+    )
+    imports = Frame(IMPORTS)
+    assert [s.frames for s in folded_imports(given).samples] == [
+        (train, imports, torch, numpy),
+        (train, imports),
+        (train, step),
+    ]
+    assert folded_imports(given).ns == given.ns
 
 
 def test_style_and_script_can_stand_in_xml() -> None:
