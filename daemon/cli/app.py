@@ -34,6 +34,14 @@ _COMMANDS: dict[str, Callable[..., int]] = {
     "verify": verify.command,
     "version": version.command,
 }
+# The keys of the configuration that a command reads. `check` looks at all, so that it is for `run` to list them.
+_READS: dict[str, tuple[str, ...]] = {
+    "stop": ("socket",),
+    "restart": ("socket",),
+    "cleanup": ("instance", "socket", "probes.bpffs"),
+    "import": ("state_dir", "node_name", "store.max_bytes", "store.keep_free_bytes"),
+    "verify": ("state_dir",),
+}
 # Of a shell whose child Ctrl-C ended.
 _INTERRUPTED = 130
 # The longest option, with two spaces.
@@ -60,8 +68,10 @@ def invoke(args: Sequence[str]) -> int:
 class _Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         super().format_options(ctx, formatter)
-        _write_commands(formatter)
-        _write_configuration(formatter)
+        if ctx.info_name == "run":
+            _write_configuration(formatter)
+        elif ctx.info_name != "version":
+            _write_keys_of(ctx.info_name, formatter)
 
 
 class _Group(TyperGroup):
@@ -112,11 +122,25 @@ def _write_commands(formatter: Any) -> None:
 
 def _write_configuration(formatter: Any) -> None:
     with formatter.section(f"Configuration (also keys of {DEFAULT_FILE})"):
-        rows = [("--config FILE", f"the file to read instead of {DEFAULT_FILE}")]
-        for key, option in options():
-            value = "[=false]" if option.default is True else "" if option.default is False else "VALUE"
-            rows.append((f"--{key.replace('_', '-')} {value}", option.doc))
-        formatter.write_dl(rows, col_max=_OPTION_WIDTH)
+        formatter.write_dl(_rows_of([key for key, _ in options()]), col_max=_OPTION_WIDTH)
+
+
+def _write_keys_of(command: str, formatter: Any) -> None:
+    """Writes the configuration that a command reads, and where the rest is."""
+    with formatter.section(f"Configuration (also keys of {DEFAULT_FILE})"):
+        formatter.write_dl(_rows_of(_READS.get(command, ())), col_max=_OPTION_WIDTH)
+    formatter.write_paragraph()
+    formatter.write_text("All other keys are options, too: `probingd run --help` lists them.")
+
+
+def _rows_of(keys: Sequence[str]) -> list[tuple[str, str]]:
+    known = dict(options())
+    rows = [("--config FILE", f"the file to read instead of {DEFAULT_FILE}")]
+    for key in keys:
+        option = known[key]
+        value = "[=false]" if option.default is True else "" if option.default is False else "VALUE"
+        rows.append((f"--{key.replace('_', '-')} {value}", option.doc))
+    return rows
 
 
 def _usage(error: Any, args: Sequence[str]) -> UsageError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from probing.api.errors import PrivilegeError
 from probing.daemon.supervisor.fatal import guard
 
 __all__ = ("main",)
@@ -23,7 +24,11 @@ def _dispatch(args: Sequence[str]) -> int:
         return run(args[1:])
     from probing.daemon.cli.app import invoke
 
-    return invoke(args)
+    try:
+        return invoke(args)
+    except PermissionError as e:
+        what = f"{e.filename} cannot be read" if e.filename else f"{args[0]} lacks a right"
+        raise PrivilegeError(f"{what}: {e.strerror}", hint="run this as root") from e
 
 
 if __name__ == "__main__":

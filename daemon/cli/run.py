@@ -22,7 +22,7 @@ def run(args: Sequence[str]) -> int:
         return Config.from_args(args, default_file=True)
 
     config = read()
-    log_to_stderr("%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr("supervisor")
     # A wheel makes no users when it is installed, as packages do.
     if changes_users() and (made := make_missing_users(config.users)):
         logging.getLogger(__name__).info("made %s", ", ".join(made))

@@ -27,7 +27,7 @@ _STATUS_CHECKS = 2
 
 def main() -> int:
     """Collects until SIGTERM or SIGINT."""
-    log_to_stderr("collector: %(levelname)s %(name)s: %(message)s")
+    log_to_stderr("collector")
     config = Config.from_args(sys.argv[1:])
     ended = threading.Event()
     stop_on_signal(ended.set)

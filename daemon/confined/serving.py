@@ -12,12 +12,14 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from probing.api.errors import InternalError, ProbingError
 from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.supervisor.journal import log_to_stderr
 
 __all__ = ("inherit", "internal_error", "requests", "serve")
 
@@ -31,6 +33,8 @@ def inherit(give_up_rights: Callable[[], object]) -> Channel:
     of the ``requests``: what is imported stays.
     """
     gc.disable()
+    # Named after its module.
+    log_to_stderr(os.path.basename(sys.argv[0]).removesuffix(".py"))
     # Ctrl-C reaches every process of the terminal; the supervisor ends the daemon's own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=0)

@@ -61,7 +61,7 @@ MOST_ROUNDS = 10
 def main() -> int:
     """Serves until SIGTERM or SIGINT."""
     config = Config.from_args(sys.argv[1:])
-    log_to_stderr("%(levelname)s service: %(message)s")
+    log_to_stderr("service")
     # Who makes a key of its own writes a file.
     key = NodeKey(take_key(Path(config.socket).parent))
     restrict(SERVICE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 
 from probing.api.errors import ProbingError
 
@@ -27,10 +28,13 @@ def to_journal() -> bool:
     return named == f"{found.st_dev}:{found.st_ino}"
 
 
-def log_to_stderr(form: str) -> None:
-    """Lets the loggers write lines of ``form`` to stderr, from level INFO on."""
+def log_to_stderr(process: str) -> None:
+    """Lets the loggers write lines to stderr, from level INFO on: TIME LEVEL PROCESS MODULE: MESSAGE, TIME in UTC.
+
+    ``process`` is a kind of process of the daemon. The journal has the time itself.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_ForJournal(form) if to_journal() else logging.Formatter(form))
+    handler.setFormatter(_ForJournal(process) if to_journal() else _Lines(process))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
@@ -52,7 +56,19 @@ def print_error(error: ProbingError, more: str = "") -> None:
     sys.stderr.flush()
 
 
-class _ForJournal(logging.Formatter):
+class _Lines(logging.Formatter):
+    converter = time.gmtime
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+    _time = "%(asctime)s "
+
+    def __init__(self, process: str) -> None:
+        super().__init__(f"{self._time}%(levelname)s {process} %(name)s: %(message)s")
+
+
+class _ForJournal(_Lines):
+    _time = ""
+
     def format(self, record: logging.LogRecord) -> str:
         priority = _PRIORITIES.get(record.levelno, 6)
         return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())

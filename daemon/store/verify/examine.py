@@ -36,7 +36,8 @@ def examine(path: str | Path, decoder: Decoder | None) -> Findings:
     """Examines the state directory ``path`` without changing it. With a ``decoder`` every page of every file is read.
 
     A running daemon may seal, merge and drop meanwhile: files that are gone, and that the manifest no longer names, are
-    no problem. Raises StoreError when there is no state directory, FormatError for a newer format.
+    no problem. Raises StoreError when there is no state directory, FormatError for a newer format, and PermissionError
+    where this process may not read a part: that is no damage.
     """
     root = Path(path)
     if not root.is_dir():
@@ -67,7 +68,13 @@ class _Examination:
 
     def _manifest(self) -> LoadedManifest:
         try:
-            return load_manifest(_FILES, self._root)
+            found = load_manifest(_FILES, self._root)
+            if found.unreadable:
+                # Of a lack of rights it says no more.
+                os.close(open_file(self._root / MANIFEST))
+            return found
+        except PermissionError:
+            raise
         except OSError as e:
             raise StoreError(f"the manifest of {self._root} cannot be read: {e.strerror or e}") from e
 
@@ -92,6 +99,8 @@ class _Examination:
             fd = open_file(self._root / segment.path)
         except FileNotFoundError:
             return "it is missing"
+        except PermissionError:
+            raise
         except (OSError, FormatError) as e:
             return f"it cannot be read: {e}"
         try:
@@ -145,6 +154,8 @@ class _Examination:
             first, behind, rows, problem = self._scan(path, void_from)
         except FileNotFoundError:
             return None
+        except PermissionError:
+            raise
         except (FormatError, OSError) as e:
             # A daemon that is killed while it begins its newest part leaves less than a header.
             newest_begun = void_from is None and "ends within its header" in str(e)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -221,3 +222,37 @@ def test_what_a_daemon_changes_meanwhile_is_no_problem(tmp_path: Path, decoder: 
             writer.join()
     assert [str(problem) for one in found for problem in one.problems] == []
     assert found[-1].segments > 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("closed", ["", "wal", "manifest", "a segment", "a log part"])
+def test_what_may_not_be_read_is_no_damage(closed: str) -> None:
+    """As nobody: an error and a hint, as `stop` and `cleanup` have, and no word of damage."""
+    # The directories of pytest are root's alone.
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        root.chmod(0o755)
+        state = Path(shutil.copytree(GOLDEN, root / "state"))
+        paths = {"": state, "wal": state / "wal", "manifest": state / "manifest"}
+        path = (
+            a_segment(state)
+            if closed == "a segment"
+            else a_log_part(state)
+            if closed == "a log part"
+            else paths[closed]
+        )
+        path.chmod(0)
+        program = f"""
+import os, sys
+from probing.daemon.cli.main import main
+os.setgid(65534)
+os.setuid(65534)
+sys.argv = ["probingd", "verify", "--state-dir", {str(state)!r}]
+main()
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"error: {state}")
+    assert first.endswith(" cannot be read: Permission denied")
+    assert second == "hint: run this as root"

@@ -31,9 +31,34 @@ def test_help_names_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert run(monkeypatch, *args) == 0
     text = capsys.readouterr().out
     for word in ("run", "stop", "restart", "check", "cleanup", "version"):
-        assert f"\n  {word} " in text
+        assert args == ["run", "--help"] or f"\n  {word} " in text
     for key, _ in options():
         assert f"--{key.replace('_', '-')} " in text
+
+
+@pytest.mark.parametrize(
+    ("command", "own"),
+    [
+        ("stop", ["--keep-pins", "--socket VALUE"]),
+        ("restart", ["--socket VALUE"]),
+        ("check", ["--only-config", "-f, --format"]),
+        ("cleanup", ["--all", "--instance VALUE", "--probes.bpffs VALUE"]),
+        ("import", ["--state-dir VALUE"]),
+        ("verify", ["-f, --format", "--state-dir VALUE"]),
+        ("version", []),
+    ],
+)
+def test_help_of_a_command_has_its_own_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, own: list[str]
+) -> None:
+    assert run(monkeypatch, command, "--help") == 0
+    text = capsys.readouterr().out
+    assert [option for option in own if option not in text] == []
+    assert ("`probingd run --help` lists them" in text) == (command != "version")
+    # No other commands, and no keys that it does not read.
+    assert "sampling.hz" not in text
+    assert "\n  run " not in text
+    assert len(text.splitlines()) < 30
 
 
 @pytest.mark.parametrize(
