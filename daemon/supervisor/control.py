@@ -28,15 +28,15 @@ def restart(config: Config) -> None:
     _signal(config, signal.SIGHUP)
 
 
-def cleanup(config: Config, *, everything: bool = False) -> None:
+def cleanup(config: Config, *, everything: bool = False) -> int:
     """Removes the pins of ``config.instance``, or of all instances, and so their programs and links.
 
-    Raises UsageError while a daemon uses them.
+    Returns how many layouts of probes there were. Raises UsageError while a daemon uses them.
     """
     owner = owner_of(config)
     if owner is not None:
         raise UsageError(f"probingd, pid {owner}, uses the pins", hint="`probingd stop` removes them, too")
-    pins.cleanup(None if everything else config.instance, Path(config.probes.bpffs))
+    return pins.cleanup(None if everything else config.instance, Path(config.probes.bpffs))
 
 
 def _signal(config: Config, number: signal.Signals, wait_s: float = 0.0) -> None:

@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from probing.api.errors import ProbingError, StateLocked, StoreError
@@ -37,6 +38,7 @@ class Runtime:
         self._rights = rights
         self._lock: Lock | None = None
         self._directory = Path(config.runtime_dir)
+        self._made_state_dir = False
         self.listeners: dict[str, socket.socket] = {}
 
     def prepare(self) -> None:
@@ -55,7 +57,7 @@ class Runtime:
         self._make_pin_dir()
 
     def close(self) -> None:
-        """Removes the sockets and releases the lock. State and pins stay."""
+        """Removes the sockets and releases the lock. State and pins stay, but for a directory that was made in vain."""
         for listener in self.listeners.values():
             listener.close()
         self.listeners.clear()
@@ -63,6 +65,10 @@ class Runtime:
             self._clear()
             self._lock.release()
             self._lock = None
+        if self._made_state_dir:
+            # A start that failed has stored nothing.
+            with suppress(OSError):
+                Path(self._config.state_dir).rmdir()
 
     def keep_state_dir(self) -> None:
         """Creates a deleted state directory again; the collector has no right to."""
@@ -132,6 +138,7 @@ class Runtime:
         account = self._rights.collector.account
         if not path.exists():
             make_state_dir(path, account)
+            self._made_state_dir = True
         elif not path.is_dir():
             raise StoreError(f"state directory {path} is a file", hint="choose another --state-dir")
         elif account and _is_free(path):

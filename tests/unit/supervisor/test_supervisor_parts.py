@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.api.errors import ConfigError, FormatError, InternalError, PrivilegeError
+from probing.api.errors import ConfigError, FormatError, InternalError, PrivilegeError, ProbingError
+from probing.daemon.cli.app import invoke
 from probing.daemon.config import Config
 from probing.daemon.supervisor import fatal, lock, memory, notify, rights, runtime
 from probing.daemon.supervisor.children import Service, describe
@@ -236,3 +237,50 @@ def test_without_descriptors_there_is_an_error_line(capfd: pytest.CaptureFixture
 
     assert fatal.guard(main) == 1
     assert capfd.readouterr().err.startswith("error: no descriptor is left: Too many open files\nhint: allow more")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_start_that_fails_leaves_no_state_directory_that_it_made(tmp_path: Path, kept: bool) -> None:
+    state = tmp_path / "deep" / "state"
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    options = [f"--socket={tmp_path}/s", f"--state-dir={state}", f"--probes.bpffs={nowhere}/bpf"]
+    config = Config.from_args([*options, *(f"--users.{name}={os.getuid()}" for name in ("collector", "service"))])
+    made = runtime.Runtime(config, rights.rights_table(config))
+    with pytest.raises((ProbingError, OSError)):
+        made.prepare()
+    assert state.is_dir()
+    if kept:
+        # A row that was stored, or a directory that was there before.
+        (state / "manifest").write_text("x")
+    made.close()
+    assert state.exists() == kept
+    if not kept:
+        state.mkdir()
+        again = runtime.Runtime(config, rights.rights_table(config))
+        with pytest.raises((ProbingError, OSError)):
+            again.prepare()
+        again.close()
+        assert state.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("layouts", "words", "said"),
+    [
+        (1, [], "the probes of instance default are removed\n"),
+        (0, [], "there were no probes of instance default\n"),
+        (0, ["--all"], "there were no probes\n"),
+        (3, ["--all"], "the probes are removed\n"),
+    ],
+)
+def test_cleanup_says_what_it_did(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    layouts: int,
+    words: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr("probing.daemon.bpf.pins.cleanup", lambda *_: layouts)
+    assert invoke(["cleanup", f"--socket={tmp_path}/s", *words]) == 0
+    assert capsys.readouterr().out == said
