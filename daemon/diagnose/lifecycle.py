@@ -26,12 +26,13 @@ _UNKNOWN = "unknown"
 @dataclass(frozen=True, slots=True)
 class LookResult:
     """The findings of one look at a job. ``stalled``: the job had stood still for W. ``deep``: stacks were read.
-    ``now_ns``: UTC."""
+    ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed: what it lacks may still be there."""
 
     findings: tuple[Finding, ...]
     stalled: bool
     deep: bool
     now_ns: int
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class JobFindings:
         one = self._open[name]
         # Without stacks nothing refutes a hang; while a job stands still nothing refutes that it was slow.
         refuted = look.deep if one.group == _HANG else one.group == _DEATH or not look.stalled
-        one.misses += refuted
+        one.misses += refuted and not look.unread
         return self._close([name], look.now_ns) if one.misses >= _MISSES else []
 
     def _close(self, names: Iterable[str], now_ns: int) -> list[Event]:

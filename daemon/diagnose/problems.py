@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from probing.api.errors import PeerError, ProbingError
 
-__all__ = ("Problems", "printable")
+__all__ = ("Problem", "Problems", "printable")
 
 _log = logging.getLogger(__name__)
 
 
-class Problems:
-    """The texts of the failures. Iterating is safe for any thread."""
+class Problem(NamedTuple):
+    """``since_ns``: of the first failure after the last success, UTC."""
 
-    def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
+    what: str
+    why: str
+    since_ns: int
+
+    def as_text(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+class Problems:
+    """The failures. Iterating over their texts is safe for any thread. ``now_ns``: UTC."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._now_ns = now_ns
+        self._failed: dict[str, Problem] = {}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(list(self._texts.values()))
+        return (one.as_text() for one in self.failed())
+
+    def failed(self) -> list[Problem]:
+        """Returns the failures, those that last longest first. Safe for any thread."""
+        return sorted(list(self._failed.values()), key=lambda one: one.since_ns)
 
     @contextmanager
     def noted(self, what: str) -> Iterator[None]:
@@ -28,17 +46,19 @@ class Problems:
         try:
             yield
         except Exception as e:
-            text = f"{what}: {e.message if isinstance(e, ProbingError) else f'{type(e).__name__}: {e}'}"
-            known, self._texts[what] = self._texts.get(what), printable(text)
+            why = printable(e.message if isinstance(e, ProbingError) else f"{type(e).__name__}: {e}")
+            known = self._failed.get(what)
+            found = Problem(printable(what), why, self._now_ns() if known is None else known.since_ns)
+            self._failed[what] = found
             # The same problem is logged once, and a collector that is being replaced not at all.
             if known is None and not isinstance(e, PeerError):
-                _log.warning("%s", printable(text), exc_info=not isinstance(e, ProbingError))
+                _log.warning("%s", found.as_text(), exc_info=not isinstance(e, ProbingError))
         else:
-            self._texts.pop(what, None)
+            self._failed.pop(what, None)
 
     def forget(self, what: str) -> None:
         """Drops the problem of a subject that is gone."""
-        self._texts.pop(what, None)
+        self._failed.pop(what, None)
 
 
 def printable(text: str) -> str:

@@ -175,7 +175,8 @@ class JobWatch:
         # Rows of findings that an earlier daemon stored, of jobs that were not seen yet.
         self._restored: dict[_Key, list[Mapping[str, Any]]] = {}
         self._taken: deque[Mapping[str, Any]] = deque(maxlen=MAX_TAKEN)
-        self._problems = Problems()
+        self._problems = Problems(clocks.utc)
+        self._unread_jobs = Problems(clocks.utc)
         self._outbox = Outbox(node, store, hook, cluster.share, self._problems)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="diagnose", daemon=True)
@@ -192,7 +193,7 @@ class JobWatch:
         """Returns the row of ``status``."""
         watched = list(self._watched.values())
         found = sum(one.findings.open for one in watched)
-        problems = list(self._problems)
+        problems = [*self._problems, *_not_looked_at(self._unread_jobs)]
         if self._left_out:
             whose = ", ".join(f"{count} of uid {owner}" for owner, count in self._left_out.most_common(_MOST_OWNERS))
             problems.append(f"{self._left_out.total()} jobs are not watched, {whose}: more than {MAX_JOBS} run")
@@ -320,7 +321,7 @@ class JobWatch:
         one = self._watched.pop(key)
         if self._leads(one):
             self._outbox.put(one.findings.ended(utc))
-        self._problems.forget(_about(key[0]))
+        self._unread_jobs.forget(_about(key[0]))
 
     def _new(self, job: JobNow, now: float) -> _Watched:
         stall_s, review_s = self._config.stall_s, self._config.review_s
@@ -397,7 +398,7 @@ class JobWatch:
         # A job that has just ended may not be known any more.
         ripens_ns: int | None = None
         compared = False
-        with self._problems.noted(_about(job.job)), suppress(NotFound):
+        with self._unread_jobs.noted(_about(job.job)), suppress(NotFound):
             gathered = looking.facts.result()
             compared = gathered is None
             for facts in gathered or ():
@@ -429,7 +430,8 @@ class JobWatch:
         # A stored finding stands alone: it names the nodes that it lacks.
         gaps = tuple(missing.text for missing in diagnosis.missing if missing.kind == "node")
         findings = tuple(replace(one, missing=(*one.missing, *gaps)) for one in diagnosis.findings)
-        look = LookResult(findings, stalled, deep, self._clocks.utc())
+        unread = any(missing.kind in ("history", "rule") for missing in diagnosis.missing)
+        look = LookResult(findings, stalled, deep, self._clocks.utc(), unread)
         self._outbox.put(one.findings.follow(look))
         return diagnosis.ripens_ns
 
@@ -444,6 +446,16 @@ class JobWatch:
             if (one := self._watched.get(key)) is not None:
                 one.findings.restore(row, self._groups.get(str(row["verdict"]), ""))
                 self._outbox.keep(row)
+
+
+def _not_looked_at(jobs: Problems) -> list[str]:
+    """Returns one text for all jobs whose last looks failed: such as a busy node has many of."""
+    failed = jobs.failed()
+    if not failed:
+        return []
+    what = f"{failed[0].what} was" if len(failed) == 1 else f"{len(failed)} jobs were"
+    since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(failed[0].since_ns // 10**9))
+    return [f"{what} not looked at since {since}: {failed[0].why}"]
 
 
 def _count(number: int, what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -11,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from watch_support import MAIN, Job, Scene, T, finding
+from watch_support import MAIN, SECOND, START, Job, Scene, T, finding
 
-from probing.api.errors import NotFound, PeerError, UsageError
+from probing.api.errors import NotFound, PeerError, QueryTimeout, UsageError
 from probing.daemon.diagnose.gate import JobNow
 from probing.daemon.diagnose.reviews import Reviews
 from probing.daemon.diagnose.schedule import Look, Schedule
@@ -457,6 +458,41 @@ def test_a_gather_that_fails_is_named_and_tried_again() -> None:
     scene.run(60)
     assert scene.watch.state().state == "running"
     assert scene.states()[0][1] == "open"
+
+
+def test_jobs_that_could_not_be_looked_at_are_one_problem_with_its_time() -> None:
+    jobs = [Job(name=f"job{n}", begins=10, stops=30, finds=hangs(30)) for n in range(12)]
+    scene = Scene(*jobs)
+    scene.fails["facts"] = QueryTimeout("the stored rows cannot be read: no worker was free")
+    scene.run(200)
+    reason = scene.watch.state().reason
+    failed = [at for at, _, _ in scene.looks]
+    since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(START / SECOND + min(failed)))
+    assert reason == f"12 jobs were not looked at since {since}: the stored rows cannot be read: no worker was free"
+    del scene.fails["facts"]
+    scene.run(400)
+    assert (scene.watch.state().state, scene.watch.state().reason) == ("running", "")
+    one = Scene(jobs[0])
+    one.fails["facts"] = QueryTimeout("late")
+    assert one.run(60).watch.state().reason.startswith("job job0 was not looked at since 20")
+
+
+@pytest.mark.parametrize(
+    "gap", [Missing("history", "the steps cannot be read: the query did not end in time"), Missing("rule", "x failed")]
+)
+def test_what_could_not_be_read_closes_no_finding(gap: Missing) -> None:
+    def slow(now: float, deep: bool) -> list[Finding]:
+        return [] if now > 400 else [finding("slow_rank", 1, group="slow", severity="warning")]
+
+    scene = Scene(Job(finds=slow), review_s=20.0).run(390)
+    assert [state for _, state, _ in scene.states()] == ["open"]
+    # The node is busy: looks show nothing, since rows do not come.
+    scene.missing = (gap,)
+    scene.run(1500)
+    assert [state for _, state, _ in scene.states()] == ["open"]
+    scene.missing = (Missing("size", "some samples were left out"),)
+    scene.run(2500)
+    assert [state for _, state, _ in scene.states()] == ["open", "closed"]
 
 
 def test_a_job_that_is_unknown_is_no_problem() -> None:
