@@ -125,6 +125,8 @@ def _group_text(case: Case, comm: str | None) -> str:
         return "an unknown group"
     known = case.communicators.get(comm)
     name = known.name if known and known.name else comm
+    # torch numbers groups that have no name.
+    name = f"group {name}" if name.isdigit() else name
     return f"{known.role} ({name})" if known and known.role not in (None, "unknown", "world") else name
 
 

@@ -151,7 +151,7 @@ def _total(totals: Row) -> list[str]:
         known = [f"{number:,} {_SOURCES.get(name, name)}" for name, number in sources.items()]
         lines.append(f"timing: {'; '.join(known)}")
     if totals["timed"] < totals["calls"]:
-        lines.append(f"AVG to MAX are of the {totals['timed']:,} calls whose duration is known to a tenth of it")
+        lines.append(f"AVG to MAX are of the {totals['timed']:,} calls whose duration is known to within 10%")
     return lines
 
 

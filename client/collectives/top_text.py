@@ -140,10 +140,15 @@ def _waits(rows: Sequence[Row], explained: set[int | None]) -> list[str]:
     for (comm, seq, op), waiting in operations.items():
         longest = age(max(row["age_ns"] for row in waiting))
         inside = ranks_named([row["rank"] for row in waiting])
-        lines.append(f"WAITING {longest} in {op} seq {seq} of {comm}: {inside}")
+        lines.append(f"WAITING {longest} in {op} seq {seq} of {_group(comm)}: {inside}")
     if lines and idle:
         lines.append(f"in no collective: {ranks_named(idle)}")
     return lines
+
+
+def _group(comm: str) -> str:
+    """Returns the name of a communicator; torch numbers groups that have none."""
+    return f"group {comm}" if comm.isdigit() else comm
 
 
 def _notable(row: Row) -> tuple[Any, ...]:

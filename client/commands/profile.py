@@ -139,4 +139,5 @@ def _require(cluster: Cluster, selection: Selection, profile: Profile) -> None:
     next_step = "`probingctl config sampling.hz` says whether there are samples, `probingctl status` what hinders them"
     if selection.state == "cpu" and off_cpu_share(cluster, selection) is not None:
         next_step = "--wall shows the time off the CPU: there are samples of that"
-    raise NotFound(f"there are no samples of {selection.title()} {selection.interval()}", hint=next_step)
+    whose = selection.title().replace("all processes", "any process")
+    raise NotFound(f"there are no samples of {whose} {selection.interval()}", hint=next_step)

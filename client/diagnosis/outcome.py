@@ -28,6 +28,8 @@ __all__ = (
 
 _WRONG, _UNDECIDED = 3, 4
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
+# The time since an operation is known no better.
+_NOW_NS = 1_000_000
 # The words for a confidence of at least this value.
 _WORDS = ((0.85, "high"), (0.6, "medium"))
 # The highest confidence while a node of the cluster does not answer.
@@ -115,7 +117,7 @@ def healthy_sentence(diagnosis: Diagnosis) -> str:
     advanced = [node.advanced_ns for node in facts.nodes if node.advanced_ns is not None]
     quiet = max(0, facts.taken_ns - max(advanced)) if advanced else 0
     if advanced:
-        parts.append(f"last operation {age(quiet)} ago")
+        parts.append(f"last operation {age(quiet)} ago" if quiet >= _NOW_NS else "last operation just now")
     state = "nothing is wrong"
     ends = [rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None]
     if len(ends) == seen:

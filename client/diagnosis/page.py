@@ -63,7 +63,7 @@ def _page(diagnosis: Diagnosis, width: int | None, brief: bool) -> list[str]:
     facts = diagnosis.facts
     run = f"  run {facts.run}" if facts.run else ""
     lines = [_sentence(worst), f"  job {facts.job}{run}  verdict {worst.verdict.id}"]
-    lines += _section("Who", [*map(_culprit, worst.culprits), *_victims(worst)])
+    lines += _section("Who", [*map(_culprit, worst.culprits), *_victims(worst, facts)])
     lines += _section("Evidence", worst.evidence)
     for stack in () if brief else _stacks(worst.stacks):
         lines += _stack(stack, facts, width)
@@ -108,12 +108,19 @@ def _ends(finding: Finding) -> str:
     return f"If nobody ends it, {finding.ends.by} does at {clock(utc(finding.ends.at_ns))}."
 
 
-def _victims(finding: Finding) -> list[str]:
-    if not finding.victims:
-        return []
-    if len(finding.victims) == 1:
-        return [f"rank {finding.victims[0]} waits"]
-    return [f"{len(finding.victims):,} ranks wait: {ranks_text(finding.victims)}"]
+def _victims(finding: Finding, facts: Facts) -> list[str]:
+    """Returns a line for the victims that wait, and one for those that have ended."""
+    dead = {rank.rank for rank in facts.ranks if rank.exit is not None}
+    waiting = [rank for rank in finding.victims if rank not in dead]
+    ended = [rank for rank in finding.victims if rank in dead]
+    lines = []
+    if waiting:
+        one = len(waiting) == 1
+        lines.append(f"rank {waiting[0]} waits" if one else f"{len(waiting):,} ranks wait: {ranks_text(waiting)}")
+    if ended:
+        one = len(ended) == 1
+        lines.append(f"rank {ended[0]} ended, too" if one else f"{len(ended):,} ranks ended, too: {ranks_text(ended)}")
+    return lines
 
 
 def _stacks(stacks: Sequence[StackOf]) -> list[StackOf]:

@@ -57,12 +57,12 @@ def print_error(error: ProbingError, more: str = "") -> None:
 
 
 class _Lines(logging.Formatter):
-    converter = time.gmtime
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
     _time = "%(asctime)s "
 
     def __init__(self, process: str) -> None:
+        self.converter = time.gmtime
         super().__init__(f"{self._time}%(levelname)s {process} %(name)s: %(message)s")
 
 

@@ -121,7 +121,9 @@ def _culprit(case: Case, one: Disagreement, rank: int) -> Culprit:
     own = next(value for value, ranks in one.votes.groups if rank in ranks)
     others = [(value, ranks) for value, ranks in one.votes.groups if rank not in ranks]
     place = site(case, rank)
-    why = f"it calls {_call(one, own)} where {len(others[0][1])} call {_call(one, others[0][0])}"
+    usual, ranks = others[0]
+    does = "calls" if len(ranks) == 1 else "call"
+    why = f"it calls {_call(one, own)} where {ranks_of(ranks)} {does} {_call(one, usual)}"
     known = case.culprit(rank)
     return Culprit(rank, known.node, known.pid, f"{why}, in {place}" if place else why, known.activity)
 

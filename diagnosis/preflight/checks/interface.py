@@ -30,13 +30,13 @@ def check(case: Case) -> Iterator[Result]:
             fitting = chosen(wanted, node.interfaces)
             have = names(interface.name for interface in node.interfaces) or "none"
             if not fitting:
-                text = f"{node.node} has no interface {wanted} ({what}); it has {have}"
+                text = f"{node.node} has no interface {_named(wanted)} ({what}); it has {have}"
                 yield Result(NAME, FAIL, text, (node.node,), "name one that every node has, or its prefix")
             elif not any(interface.state in _UP for interface in fitting):
                 text = f"{names(i.name for i in fitting)} of {node.node} is {fitting[0].state} ({what})"
                 yield Result(NAME, FAIL if len(fitting) == 1 else WARN, text, (node.node,), "bring the link up")
             else:
-                good.setdefault(f"{what} {wanted}", []).append(node.node)
+                good.setdefault(f"{what} {_named(wanted)}", []).append(node.node)
     for wanted, nodes in good.items():
         yield Result(NAME, PASS, f"{wanted} is there on {names(nodes)}")
     if not named and case.nodes:
@@ -51,6 +51,11 @@ def chosen(wanted: str, interfaces: Sequence[Interface]) -> list[Interface]:
     if but:
         return [i for i in interfaces if not _fits(i.name, parts, whole) and i.name != "lo"]
     return [i for i in interfaces if _fits(i.name, parts, whole)]
+
+
+def _named(wanted: str) -> str:
+    """Returns the value without the signs of NCCL's syntax: ``eth9``, ``but docker``."""
+    return f"but {wanted[1:].removeprefix('=')}" if wanted.startswith("^") else wanted.removeprefix("=")
 
 
 def _fits(name: str, parts: Sequence[str], whole: bool) -> bool:

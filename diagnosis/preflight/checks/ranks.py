@@ -40,5 +40,11 @@ def check(case: Case) -> Iterator[Result]:
     for violation in violations:
         nodes = tuple(sorted({p.node for p in placed if p.rank in violation.ranks}))
         yield Result(NAME, FAIL, violation.text, nodes, "`probingctl ranks check` shows what the launcher would give")
-    if not violations:
-        yield Result(NAME, PASS, f"{len(placed)} ranks cover 0 to {len(placed) - 1}, and LOCAL_RANK once on each node")
+    if violations:
+        return
+    known, size = len(placed), max((one.world_size or 0 for one in placed), default=0)
+    if known < size:
+        yield skipped(NAME, f"only {known} of {size} ranks are known: nodes of the others did not answer")
+        return
+    covered = "1 rank covers 0" if known == 1 else f"{known} ranks cover 0 to {known - 1}"
+    yield Result(NAME, PASS, f"{covered}, and LOCAL_RANK once on each node")

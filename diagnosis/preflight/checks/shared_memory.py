@@ -37,4 +37,5 @@ def check(case: Case) -> Iterator[Result]:
         text = f"{_SHM} of {node.node} has {free / (1 << 30):.2g} GiB free"
         yield Result(NAME, FAIL if free < LEAST_BYTES else WARN, text, (node.node,), _HINT)
     if good:
-        yield Result(NAME, PASS, f"{_SHM} has {min(good.values()) / (1 << 30):.3g} GiB free or more on {names(good)}")
+        least = f"{'at least ' if len(good) > 1 else ''}{min(good.values()) / (1 << 30):.3g} GiB"
+        yield Result(NAME, PASS, f"{_SHM} has {least} free on {names(good)}")

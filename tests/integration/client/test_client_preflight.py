@@ -106,7 +106,7 @@ def test_faults_end_with_3_and_are_named(ctl: Run, nodes: tuple[FakeNode, FakeNo
     first = [line for line in out.splitlines() if line.startswith("fail")]
     assert any("beta does not reach alpha: Connection refused" in line for line in first)
     assert any("Python differs: 3.11.9 on alpha; 3.12.0 on beta" in line for line in first)
-    assert any("has no interface =ib0" in line for line in first)
+    assert any("has no interface ib0" in line for line in first)
     assert "lost" in out
     assert "do not start the job" in out
 

@@ -88,6 +88,21 @@ def test_commands_name_the_job_and_the_only_culprit() -> None:
     assert "look: `probingctl stacks --job 'a;b' --native`, `probingctl logs`\n" in several
 
 
+def test_dead_victims_are_not_said_to_wait() -> None:
+    whole = hung()
+    ended = Exit(NOW, signal=15)
+    ranks = tuple(replace(one, exit=ended if one.rank in (0, 2, 3) else None) for one in whole.facts.ranks)
+    dead = replace(whole, facts=replace(whole.facts, ranks=ranks))
+    assert "  - 4 ranks wait: 4-7\n  - 3 ranks ended, too: 0,2-3\n" in people([dead], None)
+    two = replace(whole.findings[0], victims=(0, 4))
+    assert "  - rank 4 waits\n  - rank 0 ended, too\n" in people([replace(dead, findings=(two,))], None)
+
+
+def test_an_operation_of_this_moment_is_just_now() -> None:
+    job = replace(healthy(), facts=facts(*(rank(n, *history(812, ago=0.01)) for n in range(8))))
+    assert "8 ranks, last operation just now\n" in people([job], None)
+
+
 def test_a_brief_page_has_neither_stacks_nor_what_would_refute_it() -> None:
     text = people([hung()], 80, brief=True)
     assert "Stack of" not in text

@@ -530,3 +530,22 @@ def test_bandwidth_is_compared_where_it_was_measured() -> None:
     found = of(replace(even, nodes=(nodes[0], slow, *nodes[2:])), "bandwidth")
     assert [(r.state, r.nodes) for r in found] == [(SKIPPED, ("gn2", "gn3")), (WARN, ("gn2", "gn1"))]
     assert [r.state for r in of(replace(healthy(), bandwidth=True), "bandwidth")] == [SKIPPED]
+
+
+def test_texts_of_what_is_right_say_no_more_than_is_known() -> None:
+    def texts(case: Case, check: str) -> list[tuple[str, str]]:
+        return [(r.state, r.text) for r in results(case) if r.check == check]
+
+    whole = healthy()
+    # A rank of two, while the node of the other one does not answer.
+    one = replace(whole.nodes[0], ranks=(NodeRank(0, 0, 2),))
+    alone = replace(whole, nodes=(one,), silent={"gn9": "connection refused"})
+    assert texts(alone, "ranks") == [("skipped", "only 1 of 2 ranks are known: nodes of the others did not answer")]
+    single = replace(whole, nodes=(replace(one, ranks=(NodeRank(0, 0, 1),)),), silent={})
+    assert texts(single, "ranks") == [("pass", "1 rank covers 0, and LOCAL_RANK once on each node")]
+    named = replace(single, iface="eth9")
+    assert texts(named, "interface")[0][1].startswith(f"{one.node} has no interface eth9 (--iface)")
+    (shared,) = [text for _, text in texts(single, "shared_memory")]
+    assert " GiB free on " in shared
+    assert "at least" not in shared
+    assert "at least" in texts(whole, "shared_memory")[0][1]
