@@ -34,7 +34,7 @@ def inherit(give_up_rights: Callable[[], object]) -> Channel:
     """
     gc.disable()
     # Named after its module.
-    log_to_stderr(os.path.basename(sys.argv[0]).removesuffix(".py"))
+    log_to_stderr(sys.argv[0].rpartition("/")[2].removesuffix(".py"))
     # Ctrl-C reaches every process of the terminal; the supervisor ends the daemon's own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=0)

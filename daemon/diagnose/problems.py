@@ -38,7 +38,8 @@ class Problems:
 
     def failed(self) -> list[Problem]:
         """Returns the failures, those that last longest first. Safe for any thread."""
-        return sorted(list(self._failed.values()), key=lambda one: one.since_ns)
+        failed = list(self._failed.values())
+        return sorted(failed, key=lambda one: one.since_ns)
 
     @contextmanager
     def noted(self, what: str) -> Iterator[None]:
