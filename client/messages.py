@@ -59,6 +59,7 @@ class Thread(_NativeMissing):
 
     node: str
     job: str
+    run: str
     rank: int | None
     pid: int
     tid: int
@@ -75,6 +76,7 @@ class Value(Variable):
 
     node: str
     job: str
+    run: str
     rank: int | None
     pid: int
     tid: int
@@ -135,6 +137,7 @@ def thread_of(node: str, t: pb.Thread, *, native: bool = False, local_variables:
     return {
         "node": node,
         "job": t.job,
+        "run": t.run,
         "rank": t.rank if t.HasField("rank") else None,
         "pid": t.pid,
         "tid": t.tid,
@@ -172,6 +175,7 @@ def value_of(node: str, v: pb.Value) -> Value:
     return {
         "node": node,
         "job": v.job,
+        "run": v.run,
         "rank": rank,
         "pid": v.pid,
         "tid": v.tid,

@@ -12,5 +12,12 @@ __all__ = ("EXAMPLES", "run")
 EXAMPLES = ("probingctl version",)
 
 
-def run(_settings: Settings | None = None) -> None:
-    sys.stdout.write(program() + "\n")
+def run(settings: Settings | None = None) -> None:
+    if settings is None or settings.format == "table":
+        sys.stdout.write(program() + "\n")
+        return
+    from probing.client.render.output import write_objects
+
+    name, number = program().split(" ", 1)
+    row = {"program": name, "version": number}
+    write_objects(settings, row, "", [row])

@@ -226,6 +226,7 @@ def test_stacks_are_by_rank_and_innermost_first(pair: tuple[FakeNode, FakeNode],
     assert list(threads[0]) == [
         "node",
         "job",
+        "run",
         "rank",
         "pid",
         "tid",
@@ -295,6 +296,9 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
     assert (pair[0].paused, pair[1].paused) == (True, True)
     assert json.loads(ctl("pause", "--resume", "-f", "json")[1]) == [{"address": pair[0].address, "paused": False}]
     assert ctl("version")[1].startswith("probingctl ")
+    asked = json.loads(ctl("version", "-f", "json")[1])
+    assert f"{asked['program']} {asked['version']}\n" == ctl("version")[1]
+    assert json.loads(ctl("-f", "jsonl", "version")[1]) == asked
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ def test_vars_of_a_job_and_of_a_process(pair: tuple[FakeNode, FakeNode], ctl: Ru
         {
             "node": "beta",
             "job": "j1",
+            "run": "r1",
             "rank": 2,
             "pid": 1002,
             "tid": 1002,

@@ -54,6 +54,7 @@ def test_every_line_fits_and_is_harmless(width: int, height: int, more: dict[str
     thread: Thread = {
         "node": "a",
         "job": "j",
+        "run": "r",
         "rank": 0,
         "pid": 100,
         "tid": 100,
