@@ -35,11 +35,24 @@ def events(cluster: Cluster, where: str, since: float) -> list[Row]:
     SQL condition on process.events.
     """
     rows = _oldest_first(cluster.query(_sql(where, since, ("start", "identified", "exit", "oom_kill"))))
+    rows = sorted([*_starts(cluster, rows, since), *rows], key=lambda row: str(row["ts"]))
     # The identity of a process may be known a moment after its start.
     newest = {_process(row): row for row in rows}
     for row in rows:
         row.update({name: newest[_process(row)][name] for name in ("job", "run", "rank", "role")})
     return recent(row for row in _described(rows) if row["event"] != "identified")
+
+
+def _starts(cluster: Cluster, rows: list[Row], since: float) -> list[Row]:
+    """Returns the starts of the processes of ``rows`` that are not among them: the job of a launcher is known from its
+    ranks, after its start."""
+    known = {_process(row) for row in rows if row["event"] == "start"}
+    lacking = {_process(row) for row in rows} - known
+    if not lacking:
+        return []
+    pids = ", ".join(sorted({str(pid) for _, pid, _ in lacking}))
+    found = cluster.query(_sql(f"pid IN ({pids})", since, ("start",)))
+    return [row for row in _oldest_first(found) if _process(row) in lacking]
 
 
 def ended(cluster: Cluster, where: str, since: float) -> list[Row]:

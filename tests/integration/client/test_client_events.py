@@ -108,3 +108,26 @@ def test_a_job_that_nobody_knows(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "there is no job j9" in capsys.readouterr().err
         assert main(["-t", node.address, "events"]) == 0
         assert capsys.readouterr().out == "(none)\n"
+
+
+def test_a_launcher_has_its_start_though_its_job_was_not_known_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        event("alpha", None, 0, "start", job=None, run=None, role="other"),
+        # Of an earlier process with that pid.
+        event("alpha", None, 0, "start", job="old", start_ns=7),
+        event("alpha", 0, 1, "start"),
+        event("alpha", None, 2, "identified", detail="{}"),
+        event("alpha", 0, 9, "exit", exit_code=0),
+        event("alpha", None, 10, "exit", exit_code=0),
+    ]
+    with FakeNode(tmp_path, "alpha", {"process.events": rows}) as node:
+        assert main(["-t", node.address, "events", "--job", "j1", "-f", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["event"], row["role"], row["job"]) for row in found] == [
+        ("start", "launcher", "j1"),
+        ("start", "trainer", "j1"),
+        ("exit", "trainer", "j1"),
+        ("exit", "launcher", "j1"),
+    ]
