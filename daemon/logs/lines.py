@@ -34,11 +34,15 @@ class Piece(NamedTuple):
 
 
 class Line(NamedTuple):
-    """``mono_ns``: when its first piece was written; later than that of the line before, also in one call."""
+    """``mono_ns``: when its first piece was written; later than that of the line before, also in one call.
+
+    ``cut``: what its call wrote after it was not seen.
+    """
 
     writer: Writer
     mono_ns: int
     text: bytes
+    cut: bool = False
 
 
 class _Partial(NamedTuple):
@@ -82,6 +86,7 @@ class Lines:
         rest = (head + rest)[:MAX_LINE]
         if piece.cut:
             add(began, rest)
+            lines[-1:] = [line._replace(cut=True) for line in lines[-1:]]
         else:
             self._keep(writer, _Partial(began, rest, piece.mono_ns, piece.offset + len(piece.text), newest))
         return lines

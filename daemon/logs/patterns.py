@@ -64,6 +64,10 @@ class Tracebacks:
             self._open[writer] = _Open(begun.kind, prefix, begun.lines + 1)
         return kind
 
+    def end(self, writer: Writer) -> None:
+        """Drops a traceback whose end was not seen."""
+        self._open.pop(writer, None)
+
     def forget(self, pid: int, start_ns: int) -> None:
         """Drops the state of a process that ended."""
         for writer in [one for one in self._open if (one.pid, one.start_ns) == (pid, start_ns)]:

@@ -184,8 +184,10 @@ class LogSource(Source):
 
     def _rows(self, lines: Iterable[Line], pair: ClockPair) -> list[dict[str, Any]]:
         rows = []
-        for writer, mono_ns, text in lines:
+        for writer, mono_ns, text, cut in lines:
             kind = self._tracebacks.kind(writer, text, self._patterns.kind(text))
+            if cut:
+                self._tracebacks.end(writer)
             if kind is None:
                 continue
             who = self._processes.identity(writer.pid, writer.start_ns)

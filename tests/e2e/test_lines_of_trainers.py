@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from e2e_support import Daemon
@@ -78,3 +79,52 @@ def test_lines_are_collected_for_the_job_that_asks(
     until(lambda: watched() == "0 processes", what="nobody to be watched")
     one.write("NCCL WARN after that")
     assert daemon.query("SELECT count(*) AS n FROM process.logs") == [{"n": 1}]
+
+
+# Rank 1 raises once a file is there: an exception that no pattern names.
+RAISES = """
+import os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+class ShardCorrupt(Exception): ...
+def fetch_shard(number):
+    raise ShardCorrupt(f"shard {number}: /data/shard-{number}.tar")
+dist.init_process_group("gloo")
+value = torch.ones(8)
+while True:
+    dist.all_reduce(value)
+    time.sleep(0.05)
+    if dist.get_rank() == 1 and Path(sys.argv[1]).exists():
+        fetch_shard(17)
+"""
+
+
+def test_the_reason_of_a_death_is_what_was_raised(
+    daemon: Daemon, torchrun_job: Callable[..., subprocess.Popen[Any]], tmp_path: Path
+) -> None:
+    script, told, port = tmp_path / "raises.py", tmp_path / "told", free_port()
+    script.write_text(RAISES)
+    torchrun_job(script, told, port=port)
+    trainers = f"SELECT rank FROM process.processes WHERE role = 'trainer' AND suffix(job, '{port}')"
+    until(lambda: len(daemon.rows(trainers)) == 2, what="two ranks")
+    daemon.ctl("config", "logs.enabled=true", "--job", f"n1/127.0.0.1:{port}")
+    until(
+        lambda: [s["detail"] for s in daemon.json("status")["sources"] if s["name"] == "logs"] == ["2 processes"],
+        what="both to be watched",
+    )
+    told.touch()
+
+    def reasons() -> list[str]:
+        found = daemon.json("logs", "--job", str(port), "--rank", "1")
+        return [row["line"] for row in found if "shard 17" in row["line"]]
+
+    assert until(reasons, what="the reason") == ["[rank1]: ShardCorrupt: shard 17: /data/shard-17.tar"]
+
+    def page() -> str:
+        done = daemon.ctl("diagnose", "--job", str(port), check=None)
+        return done.stdout if done.returncode == 3 else ""
+
+    text = " ".join(until(lambda: "shard 17" in page() and page(), what="the reason in the diagnosis").split())
+    assert "exited with code 1 after [rank1]: ShardCorrupt: shard 17: /data/shard-17.tar" in text
+    assert f"`probingctl logs --job n1/127.0.0.1:{port} --rank 1`" in text

@@ -201,6 +201,37 @@ def test_lines_of_python(watch: Callable[..., Watching], python: Writing) -> Non
     assert all(before <= row["ts"] <= SystemClock().pair().real_ns for row in rows)
 
 
+RAISES = """
+import io, sys
+def fetch_shard(n, depth):
+    if depth:
+        return fetch_shard(n, depth - 1)
+    raise type("ShardCorrupt", (Exception,), {"__module__": "data"})(f"shard {n}: /data/shard-{n}.tar")
+def hook(*args):
+    # As torch's: the whole traceback in one call, a prefix before each line.
+    kept, sys.stderr = sys.stderr, io.StringIO()
+    old(*args)
+    text, sys.stderr = sys.stderr.getvalue(), kept
+    sys.stderr.write("\\n".join(f"[rank1]: {s}" if s else "" for s in text.split("\\n")))
+    sys.stderr.flush()
+old = sys.__excepthook__
+try:
+    fetch_shard(17, 5)
+except Exception:
+    hook(*sys.exc_info())
+"""
+
+
+def test_the_exception_below_a_traceback_of_torch(watch: Callable[..., Watching], python: Writing) -> None:
+    watching = watch()
+    watching.follow(python)
+    python.do(f"exec({RAISES!r}, {{}})")
+    assert [(row["stream"], row["line"]) for row in watching.rows()] == [
+        ("stderr", "[rank1]: Traceback (most recent call last):"),
+        ("stderr", "[rank1]: data.ShardCorrupt: shard 17: /data/shard-17.tar"),
+    ]
+
+
 def test_threads_do_not_mix(watch: Callable[..., Watching], python: Writing) -> None:
     watching = watch()
     watching.follow(python)

@@ -309,3 +309,10 @@ def test_tracebacks_are_bounded_and_end_with_their_process() -> None:
     for _ in range(2100):
         following.kind(OTHER, b'  File "x"', None)
     assert following.kind(OTHER, b"much later", None) is None
+
+
+def test_a_traceback_whose_end_was_not_seen_takes_no_later_line() -> None:
+    reading = made(Sink())
+    begun = np.array([(1, 10, 1, 1, 0, len(_FRAMES), 2, source.PIECE_IS_CUT, _FRAMES.encode())], RECORD)
+    assert [line for _, line, _ in stored(reading.assemble(begun, PAIR))] == ["Traceback (most recent call last):"]
+    assert stored(reading.assemble(records((2, 1, b"step 12\n")), PAIR)) == []
