@@ -51,10 +51,11 @@ class Runtime:
         self._clear()
         self._listen()
         self._make_state_dir()
+        self._make_pin_dir()
         account = self._rights.service.account
         owner = (account.uid, account.gid) if account else None
+        # Last: what fails before leaves no key behind.
         hand_key(Path(self._config.state_dir), self._public().parent, owner)
-        self._make_pin_dir()
 
     def close(self) -> None:
         """Removes the sockets and releases the lock. State and pins stay, but for a directory that was made in vain."""
