@@ -24,7 +24,8 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any proc
 * ``stacks``: ``python_stack.stacks.dump``. ``native``: ``python_stack.native.registers``.
 * ``blocked``, ``codes``, ``threads``: ``off_cpu.stacks``, ``codes`` and ``thread_states`` of ``python_stack.sampling``.
 * ``vars``: ``python_stack.values.read``.
-* ``sockets``, ``tcp_totals``, ``links``, ``link_details``: ``tcp.reading`` and ``interfaces.reading`` of ``net``.
+* ``sockets``, ``tcp_totals``, ``tcp_sockets``: ``net.tcp.reading``.
+* ``links``, ``link_details``: ``net.interfaces.reading``.
 * ``rdma_devices``, ``rdma_ports``: ``net.rdma.reading``.
 """
 

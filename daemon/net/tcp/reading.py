@@ -1,10 +1,11 @@
-"""The reader's part: which sockets processes hold open, and sums of their network namespaces."""
+"""The reader's part: which sockets processes hold open, and sums and sockets of their network namespaces."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import socket
 import time
 from typing import Any
 
@@ -12,20 +13,30 @@ from probing.api.errors import ProbingError
 from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.target import Target
 
-__all__ = ("TOTALS", "handlers", "held_sockets", "namespace_totals")
+__all__ = ("TOTALS", "ProcSocket", "handlers", "held_sockets", "namespace_sockets", "namespace_totals")
 
 MAX_TARGETS = 4_096
 MAX_FDS = 16_384
 MAX_SOCKETS = 131_072
 MAX_SNMP = 64 << 10
+# A line of /proc/PID/net/tcp has 150 bytes; one of tcp6 has 180.
+MAX_LISTED = 8_192
+MAX_LIST = MAX_LISTED * 180
+ProcSocket = tuple[int, int, str, int, str, int, int]
+"""Family, state (include/net/tcp_states.h), address and port of this end, those of the other end, inode. Addresses are
+as /proc/PID/net/tcp has them."""
 # Of /proc/PID/net/snmp.
 TOTALS = ("CurrEstab", "OutSegs", "InSegs", "RetransSegs")
 _SOCKET = re.compile(rb"socket:\[(\d{1,20})\]")
+_LISTED = re.compile(
+    rb" *\d+: ([0-9A-F]{8}(?:[0-9A-F]{24})?):([0-9A-F]{4}) ([0-9A-F]{8}(?:[0-9A-F]{24})?):([0-9A-F]{4}) ([0-9A-F]{2})"
+    rb"(?: +\S+){4} +\d+ +(\d{1,10}) "
+)
 _NAMESPACE = re.compile(rb"net:\[(\d{1,20})\]")
 
 
 def handlers() -> dict[str, Any]:
-    return {"sockets": _answer_sockets, "tcp_totals": _answer_totals}
+    return {"sockets": _answer_sockets, "tcp_totals": _answer_totals, "tcp_sockets": _answer_listed}
 
 
 def _answer_sockets(request: Header) -> Message:
@@ -62,6 +73,34 @@ def namespace_totals(targets: list[Any]) -> list[list[int | None] | None]:
     return found
 
 
+def namespace_sockets(targets: list[Any]) -> list[list[ProcSocket] | None]:
+    """Returns the sockets of the network namespace of each process; None for one that cannot be read."""
+    found: list[list[ProcSocket] | None] = []
+    left = MAX_SOCKETS // 4
+    for pid, start_ns in targets[:MAX_TARGETS]:
+        try:
+            with Target(int(pid), int(start_ns)) as target:
+                parts = [
+                    _listed(family, target.read(name, MAX_LIST))
+                    for family, name in ((socket.AF_INET, "net/tcp"), (socket.AF_INET6, "net/tcp6"))
+                ]
+            listed = [one for part in parts for one in part][: min(MAX_LISTED, left)]
+            left -= len(listed)
+            found.append(listed)
+        except ProbingError:
+            found.append(None)
+    return found
+
+
+def _listed(family: int, text: bytes) -> list[ProcSocket]:
+    matches = (_LISTED.match(line) for line in text.split(b"\n"))
+    return [
+        (family, int(m[5], 16), m[1].decode(), int(m[2], 16), m[3].decode(), int(m[4], 16), int(m[6]))
+        for m in matches
+        if m is not None
+    ]
+
+
 def _tcp_values(text: bytes) -> dict[str, int]:
     """The line of values below the line of names, both of which begin with ``Tcp:``."""
     lines = [line.split()[1:] for line in text.split(b"\n") if line.startswith(b"Tcp:")]
@@ -73,6 +112,10 @@ def _tcp_values(text: bytes) -> dict[str, int]:
 
 def _answer_totals(request: Header) -> Message:
     return Message({}, json.dumps(namespace_totals(request.get("targets", []))).encode())
+
+
+def _answer_listed(request: Header) -> Message:
+    return Message({}, json.dumps(namespace_sockets(request.get("targets", []))).encode())
 
 
 def _of_process(pid: int, start_ns: int, most: int) -> list[Any] | None:

@@ -17,6 +17,7 @@ from probing.daemon.context import Context
 from probing.daemon.net.tcp.connections import Found, Reading, by_process, found_of, paths
 from probing.daemon.net.tcp.endpoints import Endpoints
 from probing.daemon.net.tcp.owners import Owners
+from probing.daemon.net.tcp.proc_tcp import ProcSockets
 from probing.daemon.net.tcp.quiet import Quiet
 from probing.daemon.net.tcp.rows import Columns, path_batch, tcp_batch
 from probing.daemon.net.tcp.sock_diag import LISTEN, read_sockets
@@ -53,9 +54,11 @@ class TcpSource(Source):
         self._owners = Owners(readers)
         self._sockets = DiagSockets(readers)
         self._before: dict[int, Reading] = {}
+        self._listed: dict[int, npt.NDArray[Any]] = {}
         self._quiet = Quiet()
         self._endpoints = Endpoints()
         self._totals = NamespaceTotals(readers)
+        self._proc = ProcSockets(readers)
         self._rest_until = 0.0
         self._reasons: list[str] = []
         self._detail = ""
@@ -103,7 +106,8 @@ class TcpSource(Source):
         who = {identity.key: identity for identity in watched}
         self._reasons = self._sockets.open(self._owners.namespaces)
         readings = {netns: self._read(netns, who) for netns in self._sockets.namespaces}
-        self._endpoints.keep(readings, self._clock.pair().real_ns)
+        listed = self._read_listed(who)
+        self._endpoints.keep({*readings, *listed}, self._clock.pair().real_ns)
         unknown = [self._rows(netns, reading, who) for netns, reading in readings.items() if reading is not None]
         self._before = {netns: reading for netns, reading in readings.items() if reading is not None}
         self._owners.unknown(any(unknown))
@@ -128,6 +132,23 @@ class TcpSource(Source):
         owners, named = self._owners.of(sockets["inode"].astype(np.int64)), [who.get(k) for k in self._owners.processes]
         self._endpoints.read(netns, sockets, owners, named, self._clock.pair().real_ns)
         return Reading(sockets[sockets["state"] != LISTEN], time.monotonic_ns())
+
+    def _read_listed(self, who: dict[ProcessKey, Identity]) -> list[int]:
+        """Reads the sockets of the namespaces that sock_diag does not reach. Returns those that were read."""
+        namespaces = self._owners.namespaces
+        try:
+            found = self._proc.read({ns: namespaces[ns] for ns in self._sockets.refused if ns in namespaces})
+        except ProbingError as e:
+            self._reasons.append(e.message)
+            return []
+        named = [who.get(key) for key in self._owners.processes]
+        for netns, sockets in found.items():
+            owners = self._owners.of(sockets["inode"].astype(np.int64))
+            self._endpoints.read(netns, sockets, owners, named, self._clock.pair().real_ns)
+            strangers = sockets["inode"][(owners < 0) & (sockets["inode"] != 0)]
+            self._owners.unknown(not np.isin(strangers, self._listed.get(netns, strangers[:0])).all())
+        self._listed = {netns: sockets["inode"] for netns, sockets in found.items()}
+        return list(found)
 
     def _rows(self, netns: int, now: Reading, who: dict[ProcessKey, Identity]) -> bool:
         """Puts the rows of a namespace. Returns whether there are new connections that nobody was seen to hold."""

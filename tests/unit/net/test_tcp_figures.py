@@ -18,10 +18,11 @@ from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.net.tcp import owners, reading, source
 from probing.daemon.net.tcp.figures import rises
+from probing.daemon.net.tcp.proc_tcp import as_sockets
 from probing.daemon.net.tcp.quiet import AGAIN_NS, Quiet
 from probing.daemon.net.tcp.reading import TOTALS as NAMES
 from probing.daemon.net.tcp.reading import held_sockets, namespace_totals
-from probing.daemon.net.tcp.sock_diag import SOCKET, SYN_SENT
+from probing.daemon.net.tcp.sock_diag import LISTEN, SOCKET, SYN_SENT, address_text
 from probing.daemon.net.tcp.source import TcpSource
 from probing.daemon.source import Identity
 
@@ -202,7 +203,7 @@ def test_a_reader_that_does_not_answer_is_not_asked_each_second(world: World) ->
 
 def test_a_namespace_that_cannot_be_entered_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = TargetTimeout("process 100 could not be read in 2 s (network)")
-    world.reads.answers["tcp_totals"] = lambda _: [None]
+    world.reads.answers["tcp_totals"] = world.reads.answers["tcp_sockets"] = lambda _: [None]
     world.reads.answers["network"] = lambda _: refused
     monkeypatch.setattr("probing.daemon.net.tcp.sockets.own_namespace", lambda: (4, 1))
     world.tick()
@@ -216,6 +217,7 @@ def test_a_namespace_that_cannot_be_entered_has_its_sums(world: World, monkeypat
     totals = [[7, 1000, 2000, 17]]
     world.reads.answers["network"] = lambda _: TargetTimeout("no")
     world.reads.answers["tcp_totals"] = lambda _: totals
+    world.reads.answers["tcp_sockets"] = lambda _: [None]
     monkeypatch.setattr("probing.daemon.net.tcp.sockets.own_namespace", lambda: (4, 1))
     assert world.tick() == []
     totals[0] = [9, 1031, 2001, 40]
@@ -230,6 +232,52 @@ def test_a_namespace_that_cannot_be_entered_has_its_sums(world: World, monkeypat
     assert world.tick() == []
 
 
+def test_a_namespace_that_cannot_be_entered_has_its_sockets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.held = {100: [11, 12]}
+    listed = [
+        [socket.AF_INET, 1, "0100000A", 4001, "0200000A", 29500, 11],
+        [socket.AF_INET6, 1, "0000000000000000FFFF00000100000A", 4002, "B80D0120000000000000000001000000", 29500, 12],
+        [socket.AF_INET, LISTEN, "00000000", 7, "00000000", 0, 12],
+        # Of a process that is not watched, and a connection that is over.
+        [socket.AF_INET, 1, "0100000A", 4004, "0300000A", 5, 99],
+        [socket.AF_INET, 6, "0100000A", 4005, "0300000A", 5, 0],
+    ]
+    world.reads.answers["network"] = lambda _: TargetTimeout("no")
+    world.reads.answers["tcp_totals"] = lambda _: [None]
+    world.reads.answers["tcp_sockets"] = lambda _: [listed]
+    monkeypatch.setattr("probing.daemon.net.tcp.sockets.own_namespace", lambda: (4, 1))
+
+    def ends() -> list[tuple[str, str, str | None, int | None]]:
+        rows = world.source.live_tables["net.sockets"](world.clock.pair()).to_pylist()
+        return [(row["state"], row["local_address"], row["peer_address"], row["peer_port"]) for row in rows]
+
+    world.tick()
+    assert ends() == [
+        ("open", "10.0.0.1", "10.0.0.2", 29500),
+        ("open", "10.0.0.1", "2001:db8::1", 29500),
+        ("listens", "0.0.0.0", None, None),
+    ]
+    # A closed one is known for a while, and a reader that does not answer closes all.
+    del listed[0]
+    world.tick()
+    assert ends()[-1] == ("closed", "10.0.0.1", "10.0.0.2", 29500)
+    world.reads.answers["tcp_sockets"] = lambda _: TargetTimeout("no answer")
+    world.tick()
+    assert {state for state, *_ in ends()} == {"closed"}
+
+
+def test_the_kernel_lists_sockets_of_both_families() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("::1", 0), family=socket.AF_INET6) as six:
+        [listed, gone] = reading.namespace_sockets([[os.getpid(), 0], [os.getpid(), 1]])
+        found = {row["inode"]: row for row in as_sockets(listed or ())}
+        for server in (one, six):
+            row = found[os.fstat(server.fileno()).st_ino]
+            host, port = server.getsockname()[:2]
+            assert (row["state"], row["local_port"]) == (LISTEN, port)
+            assert address_text(int(row["family"]), row["local"].tobytes()) == host
+    assert gone is None
+
+
 def test_a_process_that_may_not_be_read_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise PrivilegeError("process 1 may not be read")
@@ -238,6 +286,7 @@ def test_a_process_that_may_not_be_read_is_left_out(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reading.Target, "read", refused)
     assert held_sockets([[os.getpid(), 0]], math.inf) == [None]
     assert namespace_totals([[os.getpid(), 0]]) == [None]
+    assert reading.namespace_sockets([[os.getpid(), 0]]) == [None]
 
 
 def test_sums_of_our_own_namespace_are_read() -> None:

@@ -1,0 +1,64 @@
+"""TCP sockets of network namespaces that sock_diag does not reach: by /proc/PID/net/tcp and tcp6 of a process in each.
+
+Documentation/networking/proc_net_tcp.rst; get_tcp4_sock of net/ipv4/tcp_ipv4.c: an address is written as words of 32
+bits in the order of the machine. There are no figures of connections; whose they are is known by their inodes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.daemon.net.tcp.reading import ProcSocket
+from probing.daemon.net.tcp.sock_diag import LISTEN, SOCKET
+from probing.daemon.processes.readers import Readers
+from probing.daemon.source import ProcessKey
+
+__all__ = ("ProcSockets", "as_sockets")
+
+TIMEOUT_S = 1.0
+_STATES = frozenset((1, 2, 4, 8, 9, LISTEN, 11))
+_ORDER = "<" if sys.byteorder == "little" else ">"
+
+
+class ProcSockets:
+    """Not safe for two threads at once."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+
+    def read(self, namespaces: Mapping[int, ProcessKey]) -> dict[int, npt.NDArray[Any]]:
+        """Returns the sockets of each namespace, as SOCKET; ``namespaces`` has a process in each.
+
+        Raises ProbingError when the reader does not answer.
+        """
+        if not namespaces:
+            return {}
+        targets = [list(key) for key in namespaces.values()]
+        answer = self._readers.call("tcp_sockets", timeout=TIMEOUT_S, targets=targets)
+        parts = zip(namespaces, json.loads(answer.payload), strict=True)
+        return {netns: as_sockets(part) for netns, part in parts if part is not None}
+
+
+def as_sockets(listed: Sequence[ProcSocket]) -> npt.NDArray[Any]:
+    """Returns sockets as sock_diag lists them, without figures."""
+    kept = [one for one in listed if one[1] in _STATES]
+    found = np.zeros(len(kept), SOCKET)
+    for row, (family, state, local, local_port, peer, peer_port, inode) in zip(found, kept, strict=True):
+        row["family"], row["state"], row["inode"], row["cookie"] = family, state, inode, inode
+        row["local_port"], row["peer_port"] = local_port, peer_port
+        row["local"], row["peer"] = _address(family, local), _address(family, peer)
+    return found
+
+
+def _address(family: int, text: str) -> np.void:
+    words = [int(text[at : at + 8], 16) for at in range(0, 8 if family == socket.AF_INET else 32, 8)]
+    # The word holds the bytes of the address as they lie in memory.
+    return np.void(struct.pack(f"{_ORDER}{len(words)}I", *words).ljust(16, b"\0"))
