@@ -155,6 +155,9 @@ class ClusterConfig(NamedTuple):
     heartbeat_s: float = _option(1.0, "seconds between two pings of a watched node", 0.05, 60)
     suspect_s: float = _option(2.0, "seconds without an answer after which a node is suspect", 0.1, 600)
     failed_s: float = _option(5.0, "seconds without an answer after which it has failed", 0.2, 3600)
+    trust_claims: bool = _option(
+        False, "let every node that says so take part in the diagnosis of a job, also where no connection shows it"
+    )
     bandwidth_test_bytes: int = _option(
         0, "most bytes that `preflight --bandwidth` sends to a peer, and that one may send here; 0: none", 0, 1 << 32
     )

@@ -17,7 +17,10 @@ _HANG, _SLOW, _DEATH, _MEMORY, _HARDWARE = "hang", "slow", "death", "memory", "h
 _MISSES = 2
 # The least time between two rows of a finding that changes, ns.
 _CHANGE_NS = 10_000_000_000
+# Those of other nodes have places of their own, of which a node has some.
 _MAX_OPEN = 64
+_MAX_OF_OTHERS, _MAX_OF_NODE = 64, 16
+_MAX_KNOWN = 4096
 _CULPRIT, _VICTIM = "culprit", "victim"
 # As ``verdict.Culprit.activity`` has it.
 _UNKNOWN = "unknown"
@@ -46,7 +49,8 @@ class Event:
 @dataclass(slots=True)
 class _Open:
     """``stalled``: it was found while the job stood still, so it closes when the job advances. ``roles``: of the stacks
-    in the row. ``activities``: of the culprits, by pid. ``misses``: looks in a row that did not show it."""
+    in the row. ``activities``: of the culprits, by pid. ``misses``: looks in a row that did not show it. ``finder``:
+    the other node that found it; empty: this one."""
 
     row: dict[str, Any]
     group: str
@@ -56,14 +60,16 @@ class _Open:
     shown: object = None
     misses: int = 0
     stored_ns: int = 0
+    finder: str = ""
 
 
 class JobFindings:
-    """The findings of one run. Each method returns the rows to store."""
+    """The findings of one run on ``node``. Each method but ``restore`` returns the rows to store."""
 
-    def __init__(self, job: str, run: str) -> None:
+    def __init__(self, job: str, run: str, node: str = "") -> None:
         self._job = job
         self._run = run
+        self._node = node
         self._open: dict[str, _Open] = {}
         self._known: set[str] = set()
         self._doubtful: set[str] = set()
@@ -102,15 +108,37 @@ class JobFindings:
         """
         return self.explained or (self._sees_idle and not self._open)
 
-    def restore(self, row: Mapping[str, Any], group: str) -> None:
-        """Takes the newest row of a finding that an earlier daemon or another node stored."""
-        name = str(row["finding_id"])
-        self._known.add(name)
+    def restore(self, row: Mapping[str, Any], group: str) -> bool:
+        """Takes the newest row of a finding that an earlier daemon or another node stored. Returns whether it holds.
+
+        What this node found stands, whatever others say of it. A finding of another node is changed by that node, or by
+        one that comes before this one, which may diagnose the job in its place.
+        """
+        name, finder = str(row["finding_id"]), str(row.get("found_by") or "")
+        finder = "" if finder == self._node else finder
+        open_one = self._open.get(name)
+        if finder and open_one is not None and not self._may_change(finder, open_one):
+            return False
+        if row["state"] == "open" and open_one is None and not self._has_room(finder):
+            return False
+        if (not finder or finder < self._node) and len(self._known) < _MAX_KNOWN:
+            # The node that diagnoses the job has started its hook; one that does not speaks for itself.
+            self._known.add(name)
         if row["state"] != "open":
             self._open.pop(name, None)
-        elif name in self._open or len(self._open) < _MAX_OPEN:
+        else:
             own = {column: value for column, value in row.items() if column not in ("node", "ts")}
-            self._open[name] = _Open(own, group, stalled=group == _HANG)
+            self._open[name] = _Open(own, group, stalled=group == _HANG, finder=finder)
+        return True
+
+    def _may_change(self, finder: str, one: _Open) -> bool:
+        return bool(one.finder) and (one.finder == finder or finder < self._node)
+
+    def _has_room(self, finder: str) -> bool:
+        finders = [one.finder for one in self._open.values()]
+        if not finder:
+            return finders.count("") < _MAX_OPEN
+        return len(finders) - finders.count("") < _MAX_OF_OTHERS and finders.count(finder) < _MAX_OF_NODE
 
     def follow(self, look: LookResult) -> list[Event]:
         """Opens, changes and closes findings by what a look showed."""
@@ -144,7 +172,7 @@ class JobFindings:
             activities = _activities(finding)
             if activities and all(pid in self._idle and what == _UNKNOWN for pid, what in activities.items()):
                 return []  # idle servers whose stacks could not be read this time
-            if len(self._open) >= _MAX_OPEN or not self._sure(name, finding, look):
+            if not self._has_room("") or not self._sure(name, finding, look):
                 return []
             row = finding_row(self._job, self._run, finding, now)
             self._open[name] = _Open(
@@ -166,9 +194,12 @@ class JobFindings:
         else:
             # A busy machine gave fewer, or the processes are gone: those of an earlier look are kept.
             row["stacks"] = one.row["stacks"]
-        one.shown, one.stored_ns, one.row = _shown(finding), now, row
+        one.shown, one.stored_ns, one.row, one.finder = _shown(finding), now, row, ""
         one.activities = _activities(finding)
-        return [Event(row)]
+        # What another node said of it beforehand started no hook.
+        new = name not in self._known
+        self._known.add(name)
+        return [Event(row, new)]
 
     def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
         """Whether a finding needs no second look: a death, memory over many readings with its limit, one that the last

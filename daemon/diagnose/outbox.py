@@ -13,8 +13,8 @@ from probing.daemon.diagnose.problems import Problems, printable
 
 __all__ = ("Outbox",)
 
-# Rows that wait while the collector does not take them.
-MAX_ROWS = 256
+# Rows that wait while the collector does not take them: of this node, and of others.
+MAX_ROWS, MAX_OF_OTHERS = 256, 64
 _log = logging.getLogger(__name__)
 _Row = Mapping[str, Any]
 
@@ -41,13 +41,14 @@ class Outbox:
         self._share = share
         self._problems = problems
         self._rows: deque[_Row] = deque()
+        self._of_others: deque[_Row] = deque()
         self.stored = self.lost = 0
 
     def put(self, events: Iterable[Event]) -> None:
         """Queues rows that were found here. The hook comes first: should this node die now, it is not lost."""
         for event in events:
             row = {**event.row, "found_by": self._node}
-            self._queue(row)
+            self._queue(self._rows, row, MAX_ROWS)
             if event.new:
                 _log.warning("%s: %s", row["verdict"], printable(row["sentence"]))
                 self._hook(row)
@@ -55,26 +56,26 @@ class Outbox:
 
     def keep(self, row: _Row) -> None:
         """Queues a row that another node found: to be stored only."""
-        self._queue(row)
+        self._queue(self._of_others, row, MAX_OF_OTHERS)
 
     def flush(self) -> None:
         """Stores the rows that wait, each in a message of its own, which is bounded."""
         with self._problems.noted("storing findings"):
-            while self._rows:
+            while rows := self._rows or self._of_others:
                 try:
-                    self._store.record([self._rows[0]])
+                    self._store.record([rows[0]])
                 except PeerError:
                     # The collector is being replaced: the row waits.
                     raise
                 except Exception:
-                    self._rows.popleft()
+                    rows.popleft()
                     self.lost += 1
                     raise
-                self._rows.popleft()
+                rows.popleft()
                 self.stored += 1
 
-    def _queue(self, row: _Row) -> None:
-        if len(self._rows) == MAX_ROWS:
-            self._rows.popleft()
+    def _queue(self, rows: deque[_Row], row: _Row, most: int) -> None:
+        if len(rows) == most:
+            rows.popleft()
             self.lost += 1
-        self._rows.append(row)
+        rows.append(row)

@@ -157,6 +157,7 @@ class JobWatch:
         clocks: Clocks = Clocks(),
         run: Run = in_thread,
     ) -> None:
+        self._node = node
         self._config = config
         self._store = store
         self._jobs = jobs
@@ -330,7 +331,7 @@ class JobWatch:
 
     def _findings_of(self, key: _Key) -> JobFindings:
         """Returns the findings of a job, with those of an earlier daemon."""
-        findings = JobFindings(*key)
+        findings = JobFindings(*key, self._node)
         for row in self._restored.pop(key, ()):
             findings.restore(row, self._groups.get(str(row["verdict"]), ""))
         return findings
@@ -428,7 +429,7 @@ class JobWatch:
         diagnosis = diagnose(facts, self._rules)
         stalled = schedule.stalled and bool(schedule.job.living)
         # A stored finding stands alone: it names the nodes that it lacks.
-        gaps = tuple(missing.text for missing in diagnosis.missing if missing.kind == "node")
+        gaps = tuple(missing.text for missing in diagnosis.missing if missing.kind in ("node", "claim"))
         findings = tuple(replace(one, missing=(*one.missing, *gaps)) for one in diagnosis.findings)
         unread = any(missing.kind in ("history", "rule") for missing in diagnosis.missing)
         look = LookResult(findings, stalled, deep, self._clocks.utc(), unread)
@@ -443,8 +444,8 @@ class JobWatch:
         while self._taken:
             row = self._taken.popleft()
             key = str(row["job"]), str(row["run"])
-            if (one := self._watched.get(key)) is not None:
-                one.findings.restore(row, self._groups.get(str(row["verdict"]), ""))
+            one, group = self._watched.get(key), self._groups.get(str(row["verdict"]), "")
+            if one is not None and one.findings.restore(row, group):
                 self._outbox.keep(row)
 
 

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probing.daemon.config import Config
-from probing.daemon.diagnose.coordination.coordinator import Coordinator
-from probing.daemon.diagnose.coordination.peers import Peers
+from probing.daemon.diagnose.coordination.peers import Peers, Sight
+from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.late import Late
-from probing.daemon.service.received_findings import take_findings
+from probing.daemon.service.received_findings import ReceivedFindings
 from probing.daemon.source_state import SourceState, first_of
 
 if TYPE_CHECKING:
+    from probing.daemon.diagnose.coordination.coordinator import Coordinator
     from probing.daemon.diagnose.coordination.job_facts import JobFacts
+    from probing.daemon.diagnose.coordination.sight import LocalSights
     from probing.daemon.diagnose.gather.gatherer import Gatherer
     from probing.daemon.diagnose.hooks import Hooks
     from probing.daemon.diagnose.watch import JobWatch
@@ -27,6 +29,8 @@ class _Started(NamedTuple):
     hooks: Hooks
     jobs: JobFacts
     watch: JobWatch
+    coordinator: Coordinator
+    received: ReceivedFindings
 
 
 class Diagnosis:
@@ -34,39 +38,50 @@ class Diagnosis:
 
     def __init__(self, config: Config, collector: CollectorClient, engine: Engine, peers: Peers) -> None:
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
+        # Sockets are read so often, and who holds them at every second reading at the latest.
+        self._grace_s, self._trusted = 3 * config.net.tcp_interval_s, config.cluster.trust_claims
         self._hook_socket = f"{config.runtime_dir}/hook.sock"
         self._collector, self._engine = collector, engine
         self.gatherer = Late(self._gatherer)
-        self._coordinator = Coordinator(self._node, peers)
+        self.sights = Late(self._sights)
         self._started: _Started | None = None
 
     def start(self) -> None:
         if not self._options.enabled:
             return
         # Imported late: the rules take long, and the service answers without them.
+        from probing.daemon.diagnose.coordination.coordinator import Coordinator
         from probing.daemon.diagnose.coordination.job_facts import JobFacts
+        from probing.daemon.diagnose.coordination.proofs import Proofs
         from probing.daemon.diagnose.findings_store import FindingsStore
         from probing.daemon.diagnose.hooks import Hooks
         from probing.daemon.diagnose.watch import JobWatch
 
         hooks = Hooks(self._hook_socket, self._node, self._options, lambda job, run: watch.owner_of(job, run))
-        jobs = JobFacts(self._node, self.gatherer.get(), self._peers)
-        store = FindingsStore(self._collector, self._engine)
-        watch = JobWatch(self._node, self._options, store, jobs, hooks.post, self._coordinator)
-        self._started = _Started(hooks, jobs, watch)
+        proofs = Proofs(self._node, self._peers, self.sights.get, grace_s=self._grace_s, trusted=self._trusted)
+        jobs = JobFacts(self._node, self.gatherer.get(), proofs)
+        store = FindingsStore(self._collector, self._engine, self._node)
+        coordinator = Coordinator(self._node, proofs, look_s=self._options.stall_s)
+        watch = JobWatch(self._node, self._options, store, jobs, hooks.post, coordinator)
+        received = ReceivedFindings(self._node, watch, proofs, coordinator.taken)
+        self._started = _Started(hooks, jobs, watch, coordinator, received)
         hooks.start()
-        self._coordinator.start()
+        coordinator.start()
         watch.start()
 
     def stop(self) -> None:
-        self._coordinator.stop()
         if self._started is not None:
+            self._started.coordinator.stop()
             self._started.watch.stop()
             self._started.jobs.close()
 
-    def take(self, findings: bytes) -> int:
-        """Takes findings of another node. Returns how many. Raises FormatError and UsageError."""
-        return take_findings(self._started.watch, findings) if self._started is not None else 0
+    def take(self, findings: bytes, caller: Caller) -> int:
+        """Takes findings of another node, which calls. Returns how many. Raises ProbingError."""
+        return self._started.received.take(findings, caller) if self._started is not None else 0
+
+    def sight(self, job: str, run: str) -> Sight:
+        """Returns with which addresses the ranks of a run on this node are connected."""
+        return self.sights.get().sight(job, run)
 
     def sources(self) -> list[SourceState]:
         """Returns the row of the watch in ``status`` and ``probing.sources``; none where it is switched off."""
@@ -74,9 +89,10 @@ class Diagnosis:
             return []
         if self._started is None:
             return [SourceState("diagnose", "running", detail="starts")]
-        hooks, found = self._started.hooks, self._started.watch.state()
-        reasons = [*filter(None, [found.reason]), *hooks.problems, *self._coordinator.problems]
-        detail = "; ".join(filter(None, [found.detail, hooks.detail]))
+        hooks, found, received = self._started.hooks, self._started.watch.state(), self._started.received
+        problems = [*self._started.coordinator.problems, *received.problems]
+        reasons = [*filter(None, [found.reason]), *hooks.problems, *problems]
+        detail = "; ".join(filter(None, [found.detail, hooks.detail, received.detail]))
         state = "degraded" if reasons else found.state
         return [found._replace(state=state, reason=first_of(reasons), detail=detail)]
 
@@ -88,6 +104,11 @@ class Diagnosis:
     def among(self, status: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the collector's ``status`` with the row of the watch among its sources."""
         return {**status, "sources": [*status.get("sources", ()), *(state.to_dict() for state in self.sources())]}
+
+    def _sights(self) -> LocalSights:
+        from probing.daemon.diagnose.coordination.sight import LocalSights
+
+        return LocalSights(self._collector)
 
     def _gatherer(self) -> Gatherer:
         from probing.daemon.diagnose.gather.gatherer import Gatherer

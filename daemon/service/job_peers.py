@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -15,12 +16,14 @@ from probing.api.errors import NotFound, PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.cluster import Membership
 from probing.daemon.diagnose.coordination.marks import LIVING, job_mark
-from probing.daemon.diagnose.coordination.peers import Holder, PeerFacts
+from probing.daemon.diagnose.coordination.peers import MAX_ADDRESSES, Holder, PeerFacts, Sight, plain_address
 from probing.daemon.service.peer_stubs import PeerStubs
 
 __all__ = ("JobPeers",)
 
 MAX_FACTS = 32 << 20
+# The most addresses that the name of a host counts for.
+MAX_HOSTS = 8
 _MARGIN_S = 0.3
 _Reply = TypeVar("_Reply")
 
@@ -49,6 +52,16 @@ class JobPeers:
         request = pb.FactsRequest(job=job, run=run, shallow=not deep, timeout_ms=round(timeout * 1000))
         return self._wait(node, lambda stub, options: _facts(node, stub, request, options), timeout)
 
+    def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
+        request = pb.FactsRequest(job=job, run=run, shallow=True, connections=True, timeout_ms=round(timeout * 1000))
+        address = self._address(node)
+
+        async def ask(stub: Any, options: Mapping[str, Any]) -> Sight:
+            shown = await _sight(node, stub, request, options)
+            return shown._replace(hosts=await _hosts(address))
+
+        return self._wait(node, ask, timeout)
+
     def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
         own = [{name: value for name, value in row.items() if name not in ("node", "ts")} for row in rows]
         request = pb.RecordRequest(findings=json.dumps(own, separators=(",", ":")).encode())
@@ -58,11 +71,15 @@ class JobPeers:
 
         self._wait(node, ask, timeout)
 
-    def _wait(self, node: str, ask: Callable[[Any, Mapping[str, Any]], Awaitable[_Reply]], timeout: float) -> _Reply:
-        """Makes a call in the event loop and waits for it. Raises PeerError and NotFound."""
+    def _address(self, node: str) -> str:
         address = next((one.address for one in self._membership.members() if one.name == node), "")
         if not address:
             raise PeerError(f"node {node} is not known")
+        return address
+
+    def _wait(self, node: str, ask: Callable[[Any, Mapping[str, Any]], Awaitable[_Reply]], timeout: float) -> _Reply:
+        """Makes a call in the event loop and waits for it. Raises PeerError and NotFound."""
+        address = self._address(node)
 
         async def call() -> _Reply:
             async with self._stubs.use(address) as stub:
@@ -96,3 +113,33 @@ async def _facts(node: str, stub: Any, request: pb.FactsRequest, options: Mappin
         if sum(map(len, parts)) > MAX_FACTS:
             raise PeerError(f"node {node} sends more than {MAX_FACTS} bytes of facts")
     return PeerFacts(parts, offset, 0 if error == 1 << 62 else error)
+
+
+async def _sight(node: str, stub: Any, request: pb.FactsRequest, options: Mapping[str, Any]) -> Sight:
+    """Raises PeerError for the answer of another node. An older one sends facts, which are not read."""
+    async for reply in stub.Facts(request, **options):
+        if reply.node != node:
+            raise PeerError(f"{node} answers as {reply.node[:100]}", hint="give every daemon its own --node-name")
+        if reply.addresses or reply.peers:
+            return Sight(_plain(reply.addresses), _plain(reply.peers))
+        if reply.facts:
+            break
+    return Sight()
+
+
+def _plain(addresses: Sequence[str]) -> frozenset[str]:
+    return frozenset(plain_address(one) for one in addresses[:MAX_ADDRESSES]) - {""}
+
+
+async def _hosts(address: str) -> frozenset[str]:
+    """Returns the IP addresses of HOST:PORT; none for a Unix socket, and for a name that is not known."""
+    host, _, port = address.rpartition(":")
+    if address.startswith("unix:"):
+        return frozenset()
+    if known := plain_address(host):
+        return frozenset((known,))
+    try:
+        entries = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(plain_address(str(entry[4][0])) for entry in entries[:MAX_HOSTS]) - {""}

@@ -192,6 +192,7 @@ def _service(
         gossip=gossip,
         outgoing=outgoing,
         take_findings=diagnosis.take,
+        sight=diagnosis.sight,
     )
     return service, diagnosis, metrics, gossip
 

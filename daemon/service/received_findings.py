@@ -1,64 +1,227 @@
-"""Takes findings that the coordinator of a job found, for the other nodes of the job."""
+"""Takes findings that another node of a job found.
+
+A finding is taken from a node that is proven to take part in the job (``coordination.proofs``), in the name of that
+node alone. It names ranks of that node or of this one; where that node comes before this one, so that it may diagnose
+the job, also ranks of others that take part. The connection proves the node by its certificate. Without certificates it
+is the node that the row names, which ``detail`` says.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple, Protocol
 
-from probing.api.errors import FormatError, UsageError
+from probing.api.errors import FormatError, Overloaded, PrivilegeError, UsageError
+from probing.daemon.diagnose.coordination.peers import Holding
+from probing.daemon.query.caller import Caller
 from probing.daemon.row_check import checked_row
+from probing.daemon.service.peer_identity import proven_node, proves_node
 
-__all__ = ("take_findings",)
+__all__ = ("AT_ONCE", "ROWS_AN_HOUR", "ReceivedFindings")
 
+ROWS_AN_HOUR, AT_ONCE = 240, 64
+"""Rows of a node: in an hour, and at once after a pause."""
+MAX_ROW_BYTES = 256 << 10
 _TABLE = "diagnosis.findings"
 _OWN = frozenset({"node", "ts"})
 _MAX_ROWS = 16
+_MAX_NODES = 1024
+_MAX_RANKS = 512
+_MAX_NODE_NAME = 256
 _NAMES = ("job", "run", "finding_id", "verdict", "severity", "state", "sentence", "found_by")
 _LISTS = ("culprits", "evidence", "missing", "refuted_by", "next_steps", "stacks")
+_SEVERITIES = ("error", "warning", "note")
+_Row = Mapping[str, Any]
 
 
-class _Watch(Protocol):
+class Watch(Protocol):
     """``diagnose.watch.JobWatch``."""
 
     def watches(self, job: str, run: str) -> bool: ...
 
-    def take(self, row: Mapping[str, Any]) -> None: ...
+    def take(self, row: _Row) -> None: ...
 
 
-def take_findings(watch: _Watch, rows: bytes) -> int:
-    """Gives rows of ``diagnosis.findings``, a JSON list, to the watch; those of jobs without ranks here are left out.
+class Parts(Protocol):
+    """``coordination.proofs.Proofs``."""
 
-    Returns how many were taken. Raises FormatError and UsageError for anything else than such rows.
-    """
+    def claims(self, job: str, run: str) -> Collection[str]: ...
+
+    def takes_part(self, job: str, run: str, node: str) -> bool: ...
+
+    def holding(self, job: str, run: str) -> Holding: ...
+
+
+class _Allowance(NamedTuple):
+    left: float
+    since: float
+
+
+class ReceivedFindings:
+    """``taken`` is called with each row that is taken. Safe for many threads. ``refused`` counts rows."""
+
+    def __init__(
+        self,
+        node: str,
+        watch: Watch,
+        parts: Parts,
+        taken: Callable[[_Row], None] = lambda _: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node = node
+        self._watch = watch
+        self._parts = parts
+        self._taken = taken
+        self._now = now
+        self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
+        self._refused: OrderedDict[str, str] = OrderedDict()
+        self._without_certificate = 0
+        self.refused = 0
+
+    @property
+    def problems(self) -> list[str]:
+        """Returns why rows were refused lately, by the node that sent them, for ``status``."""
+        return list(self._refused.values())
+
+    @property
+    def detail(self) -> str:
+        """Returns what is not proven of the findings of other nodes, for ``status``; empty if all is."""
+        count = self._without_certificate
+        return f"{count} findings of other nodes, which no certificate proves" if count else ""
+
+    def take(self, rows: bytes, caller: Caller) -> int:
+        """Gives rows of ``diagnosis.findings``, a JSON list, to the watch; those of jobs without ranks here are left
+        out.
+
+        Returns how many were taken. Raises FormatError and UsageError for anything else than such rows, PrivilegeError
+        for what the caller may not say, and Overloaded for too many.
+        """
+        checked = _rows(rows)
+        known = [row for row in checked if self._watch.watches(row["job"], row["run"])]
+        senders = [self._sender(row, caller) for row in known]
+        for row, sender in zip(known, senders, strict=True):
+            try:
+                self._check(row, sender)
+                self._count(sender)
+            except (UsageError, PrivilegeError, Overloaded) as e:
+                self.refused += 1
+                self._note(sender, f"findings of node {sender} are refused: {e.message}")
+                raise
+        for row, sender in zip(known, senders, strict=True):
+            self._without_certificate += not caller.nodes
+            self._refused.pop(sender, None)
+            row["found_by"] = sender
+            self._watch.take(row)
+            self._taken(row)
+        return len(known)
+
+    def _sender(self, row: _Row, caller: Caller) -> str:
+        """Returns the node that sends ``row``. Raises PrivilegeError unless it is proven to take part in its job."""
+        job, run, sender = str(row["job"]), str(row["run"]), str(row["found_by"])
+        if caller.nodes and not proves_node(caller, sender):
+            sender = proven_node(caller, self._parts.claims(job, run)) or ""
+        if not sender or not self._parts.takes_part(job, run, sender):
+            self.refused += 1
+            raise PrivilegeError(
+                f"node {sender or 'of this certificate'} is not proven to take part in the job",
+                hint="its ranks must be connected with those of a node that takes part (docs/cluster.md)",
+            )
+        return sender
+
+    def _check(self, row: _Row, sender: str) -> None:
+        """Raises PrivilegeError where ``row`` names ranks for which ``sender`` may not speak."""
+        job, run = row["job"], row["run"]
+        own = self._parts.holding(job, run).ranks
+        claims = self._parts.claims(job, run)
+        for rank, node in _named(row, "culprits"):
+            if own and (node == self._node) != (rank in own):
+                raise PrivilegeError(f"rank {rank} is not on node {node}")
+            if node not in (self._node, sender) and (sender > self._node or (node and node not in claims)):
+                raise PrivilegeError(f"rank {rank} of node {node} is not for it to name")
+        if not {node for _, node in _named(row, "stacks")} <= {self._node, sender, *claims}:
+            raise PrivilegeError("it has stacks of nodes that do not take part")
+
+    def _count(self, sender: str) -> None:
+        now = self._now()
+        left, since = self._allowances.pop(sender, _Allowance(AT_ONCE, now))
+        left = min(left + (now - since) * ROWS_AN_HOUR / 3600, AT_ONCE)
+        self._allowances[sender] = _Allowance(left - 1 if left >= 1 else left, now)
+        while len(self._allowances) > _MAX_NODES:
+            self._allowances.popitem(last=False)
+        if left < 1:
+            raise Overloaded(f"it sends more than {ROWS_AN_HOUR} an hour")
+
+    def _note(self, sender: str, text: str) -> None:
+        self._refused[sender] = text
+        while len(self._refused) > _MAX_NODES:
+            self._refused.popitem(last=False)
+
+
+def _rows(rows: bytes) -> list[dict[str, Any]]:
     try:
-        found = json.loads(rows)
+        sent = json.loads(rows)
     except (ValueError, RecursionError) as e:
         raise FormatError("the findings are no JSON") from e
-    if not isinstance(found, list) or len(found) > _MAX_ROWS:
+    if not isinstance(sent, list) or len(sent) > _MAX_ROWS:
         raise UsageError(f"a call takes a list of at most {_MAX_ROWS} findings")
-    checked = [_checked(row) for row in found]
-    known = [row for row in checked if watch.watches(row["job"], row["run"])]
-    for row in known:
-        watch.take(row)
-    return len(known)
+    return [_checked(row) for row in sent]
 
 
 def _checked(row: Any) -> dict[str, Any]:
     found = checked_row(_TABLE, row, _OWN)
     if any(not isinstance(found.get(name), str) for name in _NAMES) or type(found.get("opened")) is not int:
         raise UsageError("a finding lacks a field that names it")
-    if found["state"] not in ("open", "closed"):
-        raise UsageError("a finding is open or closed")
+    if found["state"] not in ("open", "closed") or found["severity"] not in _SEVERITIES:
+        raise UsageError("a finding is open or closed, and an error, a warning or a note")
+    if sum(len(value) for value in found.values() if isinstance(value, str)) > MAX_ROW_BYTES:
+        raise UsageError(f"a finding has more than {MAX_ROW_BYTES} bytes")
     for name in _LISTS:
-        _check_list(found.get(name))
+        _list(found.get(name))
+    _check_names(found)
     return found
 
 
-def _check_list(text: Any) -> None:
+def _list(text: Any) -> list[Any]:
     try:
-        valid = isinstance(text, str) and isinstance(json.loads(text), list)
+        items = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
-        valid = False
-    if not valid:
+        items = None
+    if not isinstance(items, list):
         raise UsageError("a list of a finding is no JSON list")
+    return items
+
+
+def _check_names(row: _Row) -> None:
+    """Raises UsageError where the columns name other ranks and nodes than the culprits do."""
+    culprits = _named(row, "culprits")
+    nodes = set((row.get("nodes") or "").split(",")) - {""}
+    if _numbers(row.get("ranks")) != [rank for rank, _ in culprits][:_MAX_RANKS]:
+        raise UsageError("a finding names other ranks than its culprits")
+    if not nodes <= {node for _, node in culprits}:
+        raise UsageError("a finding names other nodes than those of its culprits")
+    _numbers(row.get("victims"))
+    _named(row, "stacks")
+
+
+def _named(row: _Row, column: str) -> list[tuple[int, str]]:
+    """Returns rank and node of each item of a column. Raises UsageError for anything else."""
+    items = _list(row.get(column))
+    if not all(isinstance(one, dict) and type(one.get("rank")) is int for one in items):
+        raise UsageError(f"the {column} of a finding have no ranks")
+    if not all(isinstance(one.get("node"), str) and len(one["node"]) < _MAX_NODE_NAME for one in items):
+        raise UsageError(f"the {column} of a finding have no nodes")
+    return [(one["rank"], one["node"]) for one in items]
+
+
+def _numbers(text: str | None) -> list[int]:
+    """Raises UsageError."""
+    try:
+        numbers = [int(number) for number in text.split(",")] if text else []
+    except ValueError:
+        raise UsageError("the ranks of a finding are no numbers") from None
+    if len(numbers) > _MAX_RANKS:
+        raise UsageError(f"a finding names more than {_MAX_RANKS} ranks")
+    return numbers

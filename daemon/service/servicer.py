@@ -16,6 +16,7 @@ from probing.api.errors import PeerError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
 from probing.daemon.cluster import Member
+from probing.daemon.diagnose.coordination.peers import Sight
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.admission import CallAdmission, CallKind
@@ -92,11 +93,12 @@ class NodeService(NodeServicer):
         audit: Audit | None = None,
         gossip: Gossip | None = None,
         outgoing: Outgoing | None = None,
-        take_findings: Callable[[bytes], int] = lambda _: 0,
+        take_findings: Callable[[bytes, Caller], int] = lambda *_: 0,
+        sight: Callable[[str, str], Sight] = lambda *_: Sight(),
     ) -> None:
         """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
         shows beside the collector's. ``timed`` is that of ``Guarded``. ``take_findings`` stores findings of
-        another node, and returns how many it took."""
+        another node, the caller, and returns how many it took. ``sight`` returns the connections of a run's ranks."""
         self._node = node
         self._collector = collector
         self.identify = identify
@@ -109,6 +111,7 @@ class NodeService(NodeServicer):
         self._now_ns = now_ns
         self.timed = timed
         self._take_findings = take_findings
+        self._sight = sight
         self._admission = CallAdmission()
         self._streams = Streams(node.name, engine, self._admission, self.limits, now_ns)
         self._outgoing = outgoing or Outgoing()
@@ -182,6 +185,11 @@ class NodeService(NodeServicer):
         timeout = seconds_for(context, request.timeout_ms, self.limits.facts_s, self.limits.facts_s)
         # At once: the caller learns from it how far the clocks are apart.
         await context.write(pb.FactsReply(node=self._node.name, received_ns=self._now_ns()))
+        if request.connections:
+            shown = await self._admission.run(CallKind.TARGETS, caller, partial(self._sight, request.job, request.run))
+            reply = pb.FactsReply(node=self._node.name, addresses=shown.addresses, peers=shown.peers)
+            await asyncio.wait_for(context.write(reply), self.limits.unread_s)
+            return
 
         def ask() -> list[bytes]:
             from probing.diagnosis.facts_file import to_json
@@ -201,8 +209,8 @@ class NodeService(NodeServicer):
 
     @answering
     async def Record(self, request: pb.RecordRequest, context: Context, caller: Caller) -> pb.RecordReply:  # noqa: N802
-        del context, caller
-        taken = await asyncio.to_thread(self._take_findings, request.findings)
+        del context
+        taken = await asyncio.to_thread(self._take_findings, request.findings, caller)
         return pb.RecordReply(node=self._node.name, taken=taken)
 
     @answering

@@ -1,69 +1,105 @@
 """Decides which node coordinates the diagnosis of a job, and gives its findings to the other nodes of the job.
 
-The coordinator is the live node with the lowest name that holds a rank of the job. Each node decides that by itself,
-from the membership: there is no election, and no message more. While the membership of two nodes differs, both may
-coordinate: their findings have the same ids, so that they count once.
+The coordinator is the live node with the lowest name that takes part in the job (``proofs``). Each node decides that by
+itself: there is no election. While two nodes know different ones, both may coordinate: their findings have the same
+ids, so that they count once. A node that comes after a coordinator which finds nothing diagnoses the job, too
+(``silence``).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from probing.daemon.diagnose.coordination.peers import Peers
+from probing.daemon.diagnose.coordination.proofs import Proofs
+from probing.daemon.diagnose.coordination.silence import SilentLeaders
 from probing.daemon.diagnose.problems import Problems
+from probing.daemon.worker import Worker
 
 __all__ = ("Coordinator",)
 
 SHARE_S = 2.0
-# Rows that wait for nodes that do not take them, and how often each is offered to a node.
+STEP_S = 1.0
+# Rows that wait for nodes that do not take them, and how often each is offered to a node: one without proof that this
+# node takes part may have it some seconds later.
 MAX_ROWS = 256
-MAX_TRIES = 3
+MAX_TRIES = 6
 RETRY_S = 1.0
 MAX_SHARING = 16
 _Row = Mapping[str, Any]
 
 
 class Coordinator:
-    """Implements ``watch.Cluster``. ``start`` begins the thread that shares rows."""
+    """Implements ``watch.Cluster``. ``start`` begins the threads that share rows and look at claims.
 
-    def __init__(self, node: str, peers: Peers) -> None:
+    ``look_s``: seconds between two looks at whether a job that another node leads stands still.
+    """
+
+    def __init__(
+        self, node: str, proofs: Proofs, *, look_s: float = 10.0, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._node = node
-        self._peers = peers
+        self._proofs = proofs
+        self._silence = SilentLeaders(node, proofs, look_s, now=now)
         self._rows: deque[tuple[_Row, list[str], int]] = deque()
         self._waiting = threading.Condition()
         self._stopped = False
         self._pool = ThreadPoolExecutor(MAX_SHARING, thread_name_prefix="share")
         self._thread = threading.Thread(target=self._run, name="share", daemon=True)
-        self.problems = Problems()
+        self._looks = Worker("coordinate", self.step, lambda: STEP_S, patience_s=SHARE_S)
+        self._failures = Problems()
         self.shared = self.dropped = 0
+
+    @property
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the coordination of jobs, for ``status``."""
+        return [*self._silence.problems, *self._proofs.problems, *self._failures]
 
     def start(self) -> None:
         self._thread.start()
+        self._looks.start()
 
     def stop(self) -> None:
         with self._waiting:
             self._stopped = True
             self._waiting.notify()
+        self._looks.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._proofs.close()
+
+    def step(self) -> None:
+        """Looks at the claims of other nodes, and at silent leaders, where that is due."""
+        self._proofs.step()
+        self._silence.step()
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
         """Publishes the runs (job, run) with ranks on this node, and whether one of these lives."""
-        self._peers.hold(runs)
+        self._proofs.hold(runs)
+        self._silence.hold(runs)
 
     def leads(self, job: str, run: str, *, living: bool) -> bool:
-        """Returns whether this node coordinates a run. ``living``: a rank of it lives here."""
-        others = [one for one in self._peers.holders(job, run) if not one.failed]
-        if living:
-            return all(self._node < one.node for one in others if one.living)
-        return not any(one.living for one in others) and all(self._node < one.node for one in others)
+        """Returns whether this node diagnoses a run: as its coordinator, or beside one that is silent.
+
+        ``living``: a rank of it lives here.
+        """
+        others = [one for one in self._proofs.holders(job, run) if not one.failed]
+        if any(one.living for one in others) and not living:
+            return self._silence.replaces(job, run)
+        before = [one for one in others if one.node < self._node and (one.living or not living)]
+        return not before or self._silence.replaces(job, run)
+
+    def taken(self, row: _Row) -> None:
+        """Notes a row of ``diagnosis.findings`` that another node has shared."""
+        self._silence.taken(row)
 
     def share(self, row: _Row) -> None:
         """Queues a row of ``diagnosis.findings`` for the other nodes of its job. Does not wait."""
-        nodes = [one.node for one in self._peers.holders(str(row["job"]), str(row["run"])) if not one.failed]
+        self._silence.shared(row)
+        nodes = [one.node for one in self._proofs.holders(str(row["job"]), str(row["run"])) if not one.failed]
         if not nodes:
             return
         with self._waiting:
@@ -93,8 +129,8 @@ class Coordinator:
         """Gives the row to all nodes at once. Returns those that did not take it."""
 
         def give(node: str) -> bool:
-            with self.problems.noted(f"findings for node {node}"):
-                self._peers.record(node, [row], SHARE_S)
+            with self._failures.noted(f"findings for node {node}"):
+                self._proofs.record(node, [row], SHARE_S)
                 return True
             return False
 

@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Protocol
 
-from probing.api.errors import NotFound, PeerError, ProbingError
-from probing.daemon.diagnose.coordination.peers import PeerFacts, Peers
-from probing.diagnosis.facts import Facts, Missing, NodeFacts
-from probing.diagnosis.facts_file import from_json
+from probing.api.errors import NotFound, ProbingError
+from probing.daemon.diagnose.coordination.peer_facts import facts_of
+from probing.daemon.diagnose.coordination.peers import Holder, PeerFacts
+from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.ladder import RULES, Rule, diagnose
 from probing.diagnosis.merge import merge
 
@@ -26,6 +26,8 @@ SHALLOW_S = 1.0
 MAX_DEEP = 4
 MAX_NODES = 1024
 MAX_CALLS = 64
+# Nodes without proof that are named.
+MAX_CLAIMS = 8
 _MARGIN_S = 0.2
 _Answers = dict[str, Facts]
 
@@ -40,10 +42,21 @@ class Local(Protocol):
     def read_ahead(self, job: str, *, timeout: float) -> None: ...
 
 
+class Nodes(Protocol):
+    """``proofs.Proofs``: the other nodes that take part in a run."""
+
+    def holders(self, job: str, run: str) -> Sequence[Holder]: ...
+
+    def unproven(self, job: str, run: str) -> Sequence[str]:
+        """Returns the nodes that say that they take part in a run, and do not count."""
+
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts: ...
+
+
 class JobFacts:
     """Implements ``watch.Jobs`` over all nodes of a job. Safe for many threads."""
 
-    def __init__(self, node: str, local: Local, peers: Peers, rules: Sequence[Rule] = RULES) -> None:
+    def __init__(self, node: str, local: Local, peers: Nodes, rules: Sequence[Rule] = RULES) -> None:
         self._node = node
         self._local = local
         self._peers = peers
@@ -71,8 +84,15 @@ class JobFacts:
         holds ranks of the job itself, cannot read its own.
         """
         holders = self._peers.holders(job, run)
+        claims = tuple(
+            Missing(
+                "claim", f"node {node} would take part, and nothing shows that it holds ranks of the job", node=node
+            )
+            for node in self._peers.unproven(job, run)[:MAX_CLAIMS]
+        )
         if not holders:
-            return self._local.facts(job, run=run, deep=deep, timeout=timeout)
+            alone = self._local.facts(job, run=run, deep=deep, timeout=timeout)
+            return [replace(one, missing=(*one.missing, *claims)) if one.run == run else one for one in alone]
         deadline = time.monotonic() + timeout
         silent = {one.node: "it is failed: its daemon does not answer" for one in holders if one.failed}
         asked = [one.node for one in holders if not one.failed]
@@ -80,22 +100,23 @@ class JobFacts:
             silent |= dict.fromkeys(asked[MAX_NODES:], f"it was not asked: the job has more than {MAX_NODES} nodes")
         calls = self._begin(asked[:MAX_NODES], job, run, deep=False, timeout=min(SHALLOW_S, timeout))
         # Ours are read meanwhile.
-        own = [one for one in self._local.facts(job, run=run, deep=deep, timeout=timeout) if one.run == run]
-        if not own:
+        read = [one for one in self._local.facts(job, run=run, deep=deep, timeout=timeout) if one.run == run]
+        if not read:
             raise NotFound(f"no run {run!r} of job {job!r} is known")
-        found = self._results(calls, SHALLOW_S, silent)
+        own = replace(read[0], missing=(*read[0].missing, *claims))
+        found = self._results(calls, SHALLOW_S, silent, own)
         if deep and found:
-            self._deepen(found, merge([*own, *found.values()], silent), deadline)
-        return [merge([*own, *found.values()], silent)]
+            self._deepen(found, merge([own, *found.values()], silent), own, deadline)
+        return [merge([own, *found.values()], silent)]
 
-    def _deepen(self, found: _Answers, facts: Facts, deadline: float) -> None:
+    def _deepen(self, found: _Answers, facts: Facts, own: Facts, deadline: float) -> None:
         """Replaces the facts of the nodes that matter by deep ones, where these can be had until the deadline."""
         left = deadline - time.monotonic() - _MARGIN_S
         nodes = [node for node in self._suspects(facts) if node in found][:MAX_DEEP]
         if left <= 0 or not nodes:
             return
         failed: dict[str, str] = {}
-        found |= self._results(self._begin(nodes, facts.job, facts.run, deep=True, timeout=left), left, failed)
+        found |= self._results(self._begin(nodes, facts.job, facts.run, deep=True, timeout=left), left, failed, own)
         for node, why in failed.items():
             lacking = Missing("stacks", f"the stacks of node {node} could not be read: {why}", node=node)
             found[node] = replace(found[node], missing=(*found[node].missing, lacking))
@@ -116,14 +137,17 @@ class JobFacts:
 
     def _begin(
         self, nodes: Iterable[str], job: str, run: str, *, deep: bool, timeout: float
-    ) -> Mapping[str, Future[Facts]]:
-        def ask(node: str) -> Facts:
-            return _facts_of(node, job, run, self._peers.facts(node, job, run=run, deep=deep, timeout=timeout))
+    ) -> Mapping[str, Future[PeerFacts]]:
+        def ask(node: str) -> PeerFacts:
+            return self._peers.facts(node, job, run=run, deep=deep, timeout=timeout)
 
         return {node: self._pool.submit(ask, node) for node in nodes}
 
-    def _results(self, calls: Mapping[str, Future[Facts]], timeout: float, silent: dict[str, str]) -> _Answers:
-        """Returns the facts of the nodes that answer in time; ``silent`` gets the others, with the reasons."""
+    def _results(
+        self, calls: Mapping[str, Future[PeerFacts]], timeout: float, silent: dict[str, str], own: Facts
+    ) -> _Answers:
+        """Returns the facts of the nodes that answer in time; ``silent`` gets the others, with the reasons. ``own``:
+        those of this node."""
         wait(calls.values(), timeout + _MARGIN_S)
         found: _Answers = {}
         for node, call in calls.items():
@@ -132,27 +156,7 @@ class JobFacts:
                 silent[node] = f"no answer within {timeout:.1f} s"
                 continue
             try:
-                found[node] = call.result()
+                found[node] = facts_of(node, call.result(), own)
             except ProbingError as e:
                 silent[node] = e.message
         return found
-
-
-def _facts_of(node: str, job: str, run: str, answer: PeerFacts) -> Facts:
-    """Returns the facts that a peer sent, with the offset of its clock.
-
-    Raises FormatError and PeerError for anything but facts of this run and of that node's own ranks, and NotFound.
-    """
-    for part in answer.parts:
-        facts = from_json(part)
-        if (facts.job, facts.run) != (job, run):
-            continue
-        spoken = {one.node for part in (facts.nodes, facts.ranks, facts.processes) for one in part}
-        if spoken != {node}:
-            raise PeerError(f"its facts are about other nodes than {node}", hint="give every daemon its own name")
-        return replace(facts, nodes=tuple(_shifted(one, answer) for one in facts.nodes))
-    raise NotFound(f"it knows no run {run!r} of job {job!r}")
-
-
-def _shifted(node: NodeFacts, answer: PeerFacts) -> NodeFacts:
-    return replace(node, clock_offset_ns=answer.clock_offset_ns, clock_error_ns=answer.clock_error_ns)

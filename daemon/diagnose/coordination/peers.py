@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ("Holder", "PeerFacts", "Peers")
+__all__ = ("MAX_ADDRESSES", "Holder", "Holding", "PeerFacts", "Peers", "Sight", "plain_address")
+
+MAX_ADDRESSES = 4096
+"""The most addresses of a sight, of each kind."""
 
 
 class Holder(NamedTuple):
@@ -27,11 +31,39 @@ class PeerFacts(NamedTuple):
     clock_error_ns: int
 
 
+class Sight(NamedTuple):
+    """What a node shows of the connections of its ranks of a run. ``addresses``: of its own ends. ``peers``: of the
+    other ends. ``hosts``: where its daemon answered by its name."""
+
+    addresses: frozenset[str] = frozenset()
+    peers: frozenset[str] = frozenset()
+    hosts: frozenset[str] = frozenset()
+
+
+class Holding(NamedTuple):
+    """The ranks of a run on this node. ``calls``: operations that were recorded; that it grows shows that the job
+    advances. ``world_size``: 0 when not known. ``living``: a process of them lives."""
+
+    ranks: frozenset[int] = frozenset()
+    world_size: int = 0
+    calls: int = 0
+    living: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all ranks of the run are on this node."""
+        return 0 < self.world_size <= sum(0 <= rank < self.world_size for rank in self.ranks)
+
+
 class Peers(Protocol):
     """Safe for many threads."""
 
     def holders(self, job: str, run: str) -> Sequence[Holder]:
-        """Returns the other nodes that hold ranks of this run, or held them until lately."""
+        """Returns the other nodes that say that they hold ranks of this run, or held them until lately."""
+
+    def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
+        """Returns the connections of the ranks of a run on a node, which has answered by its name within ``timeout``
+        seconds. A node of an older version shows none. Raises ProbingError."""
 
     def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
         """Returns what a node knows of a run, within ``timeout`` seconds. Raises ProbingError."""
@@ -41,3 +73,13 @@ class Peers(Protocol):
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
         """Publishes the runs (job, run) with ranks on this node, and whether one of these lives."""
+
+
+def plain_address(text: str | None) -> str:
+    """Returns an address in one form; empty for one that does not tell nodes apart: of loopback, or of a link."""
+    try:
+        address = ipaddress.ip_address((text or "").strip("[]").partition("%")[0])
+    except ValueError:
+        return ""
+    address = getattr(address, "ipv4_mapped", None) or address
+    return "" if address.is_loopback or address.is_unspecified or address.is_link_local else str(address)

@@ -44,7 +44,7 @@ def test_the_newest_row_of_each_finding_holds(machine: Machine) -> None:
             row("old", 700_000),
         ],
     )
-    found = FindingsStore(Collector(), machine.engine).findings()
+    found = FindingsStore(Collector(), machine.engine, "n0").findings()
     assert [(one["run"], one["finding_id"], one["state"], one["confidence"]) for one in found] == [
         ("s", "a", "open", None),
         ("r", "a", "open", 0.5),
@@ -61,7 +61,7 @@ def test_the_newest_row_of_each_finding_holds(machine: Machine) -> None:
 
 
 def test_without_findings_there_are_none(machine: Machine) -> None:
-    assert list(FindingsStore(Collector(), machine.engine).findings()) == []
+    assert list(FindingsStore(Collector(), machine.engine, "n0").findings()) == []
 
 
 class _Silent:
@@ -71,4 +71,4 @@ class _Silent:
 
 def test_an_engine_that_cannot_answer_is_an_error() -> None:
     with pytest.raises(InternalError, match="the collector does not answer"):
-        FindingsStore(Collector(), _Silent()).findings()
+        FindingsStore(Collector(), _Silent(), "n0").findings()

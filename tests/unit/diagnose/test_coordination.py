@@ -17,7 +17,8 @@ from probing.api.errors import NotFound, PeerError
 from probing.daemon.diagnose.coordination.coordinator import MAX_TRIES, Coordinator
 from probing.daemon.diagnose.coordination.job_facts import MAX_DEEP, JobFacts
 from probing.daemon.diagnose.coordination.marks import LIVING, job_mark
-from probing.daemon.diagnose.coordination.peers import Holder, PeerFacts
+from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFacts, Sight
+from probing.daemon.diagnose.coordination.proofs import Proofs
 from probing.diagnosis.facts import Facts, Rank
 from probing.diagnosis.facts_file import to_json
 from probing.diagnosis.ladder import diagnose
@@ -42,6 +43,7 @@ class Nodes:
         self.rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in names}
         self.refusals: dict[str, int] = {}
         self.held: dict[tuple[str, str], bool] = {}
+        self.claiming: list[str] = []
 
     def made(self, node: str, deep: bool) -> Facts:
         number = self.names.index(node)
@@ -65,6 +67,12 @@ class Nodes:
             self.refusals[node] -= 1
             raise PeerError(f"{node} does not answer")
         self.rows[node] += rows
+
+    def unproven(self, job: str, run: str) -> Sequence[str]:
+        return self.claiming
+
+    def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
+        raise NotImplementedError
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
         self.held = dict(runs)
@@ -187,10 +195,41 @@ def test_a_run_that_this_node_does_not_know() -> None:
     jobs.close()
 
 
+def test_a_node_without_proof_is_not_asked_and_is_named() -> None:
+    for names in (NAMES[:5], NAMES[:1]):
+        nodes = Nodes("n00", names)
+        nodes.claiming = ["-", *(f"-{number}" for number in range(99))]
+        found = gathered(nodes)
+        assert not [node for node, _ in nodes.asked if node.startswith("-")]
+        claims = [one for one in found.missing if one.kind == "claim"]
+        assert claims[0].node == "-"
+        assert len(claims) < 10
+        # It changes nothing of what is found.
+        nodes.claiming = []
+        assert diagnose(found).findings == diagnose(gathered(nodes)).findings
+
+
 def test_a_job_of_one_node_asks_nobody() -> None:
     nodes = Nodes("n00", ["n00"])
     assert len(gathered(nodes).ranks) == 1
     assert nodes.asked == []
+
+
+class Here:
+    """The live tables of a node without sockets."""
+
+    def sight(self, job: str, run: str) -> Sight:
+        return Sight()
+
+    def holding(self, job: str, run: str) -> Holding:
+        return Holding(frozenset((0,)), 5, 7, living=True)
+
+
+def trusting(node: str, peers: Any) -> Proofs:
+    """All nodes that say so take part, as an administrator may allow."""
+    proofs = Proofs(node, peers, Here, grace_s=0.0, trusted=True)
+    proofs.hold({("job", "run"): True})
+    return proofs
 
 
 class View:
@@ -202,6 +241,8 @@ class View:
     def holders(self, job: str, run: str) -> Sequence[Holder]:
         return self._holders
 
+    def hold(self, runs: Mapping[tuple[str, str], bool]) -> None: ...
+
 
 @given(st.sets(st.sampled_from("abcdefg"), min_size=1), st.sets(st.sampled_from("abcdefg")), st.sampled_from([0, 1]))
 def test_exactly_one_live_node_leads(holding: set[str], failed: set[str], living: int) -> None:
@@ -210,7 +251,8 @@ def test_exactly_one_live_node_leads(holding: set[str], failed: set[str], living
     leaders = []
     for node in up:
         others = [Holder(other, lives[other], other in failed) for other in holding if other != node]
-        if Coordinator(node, View(*others)).leads("job", "run", living=lives[node]):  # type: ignore[arg-type]
+        coordinator = Coordinator(node, trusting(node, View(*others)))
+        if coordinator.leads("job", "run", living=lives[node]):
             leaders.append(node)
     alive = [node for node in up if lives[node]]
     assert leaders == [min(alive or up)] if up else leaders == []
@@ -230,7 +272,7 @@ def test_findings_reach_the_other_nodes_and_are_offered_again(
     monkeypatch.setattr("probing.daemon.diagnose.coordination.coordinator.RETRY_S", 0.05)
     nodes = Nodes("n00", NAMES[:5], failed=["n04"])
     nodes.refusals = {"n02": 1}
-    one = Coordinator("n00", nodes)
+    one = Coordinator("n00", trusting("n00", nodes))
     coordinators.append(one)
     one.start()
     row = {"job": "job", "run": "run", "finding_id": "f"}
@@ -247,7 +289,7 @@ def test_a_node_that_takes_nothing_is_given_up(
     monkeypatch.setattr("probing.daemon.diagnose.coordination.coordinator.RETRY_S", 0.01)
     nodes = Nodes("n00", NAMES[:2])
     nodes.refusals = {"n01": MAX_TRIES}
-    one = Coordinator("n00", nodes)
+    one = Coordinator("n00", trusting("n00", nodes))
     coordinators.append(one)
     one.start()
     one.share({"job": "job", "run": "run"})
@@ -262,7 +304,7 @@ def test_sharing_ends_while_a_node_hangs(coordinators: list[Coordinator]) -> Non
     release = threading.Event()
     nodes = Nodes("n00", NAMES[:2])
     nodes.record = lambda *_: release.wait(60)  # type: ignore[assignment]
-    one = Coordinator("n00", nodes)
+    one = Coordinator("n00", trusting("n00", nodes))
     one.start()
     one.share({"job": "job", "run": "run"})
     one.stop()

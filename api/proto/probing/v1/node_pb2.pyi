@@ -404,28 +404,34 @@ class Setting(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., default: _Optional[str] = ..., job: _Optional[str] = ..., pid: _Optional[int] = ..., until_ns: _Optional[int] = ..., persisted: _Optional[bool] = ..., doc: _Optional[str] = ..., deletes: _Optional[_Union[Deletion, _Mapping]] = ...) -> None: ...
 
 class FactsRequest(_message.Message):
-    __slots__ = ("job", "timeout_ms", "run", "hardware", "shallow")
+    __slots__ = ("job", "timeout_ms", "run", "hardware", "shallow", "connections")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     SHALLOW_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeout_ms: int
     run: str
     hardware: bool
     shallow: bool
-    def __init__(self, job: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., run: _Optional[str] = ..., hardware: _Optional[bool] = ..., shallow: _Optional[bool] = ...) -> None: ...
+    connections: bool
+    def __init__(self, job: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., run: _Optional[str] = ..., hardware: _Optional[bool] = ..., shallow: _Optional[bool] = ..., connections: _Optional[bool] = ...) -> None: ...
 
 class FactsReply(_message.Message):
-    __slots__ = ("node", "facts", "received_ns")
+    __slots__ = ("node", "facts", "received_ns", "addresses", "peers")
     NODE_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     node: str
     facts: _containers.RepeatedScalarFieldContainer[bytes]
     received_ns: int
-    def __init__(self, node: _Optional[str] = ..., facts: _Optional[_Iterable[bytes]] = ..., received_ns: _Optional[int] = ...) -> None: ...
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., facts: _Optional[_Iterable[bytes]] = ..., received_ns: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RecordRequest(_message.Message):
     __slots__ = ("findings",)

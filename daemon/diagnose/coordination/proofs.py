@@ -1,0 +1,241 @@
+"""Decides which nodes take part in a run of a job: those of which a node that takes part sees the ranks' connections.
+
+Any node can say that it holds ranks of a job. It counts once it has answered by its name and a node that counts has
+ranks that are, or lately were, connected with an address of it; the first node that counts is this one. So each step is
+what the kernel of the node shows that sees it, never what a node says of itself. A node that counted once does so until
+the run ends. In the first seconds of a run, in which connections are made and read, all claims count, once for a run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from probing.api.errors import ProbingError
+from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFacts, Peers, Sight
+
+__all__ = ("MAX_BEFORE", "Local", "Proofs")
+
+MAX_BEFORE = 8
+"""So many nodes before this one are looked for: they are asked before this one whether the leader is silent."""
+ASK_S = 1.0
+MAX_ASKED = 16
+# Times in an examination that nodes are asked, as each answer may show more of them.
+_ROUNDS = 8
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_MARGIN_S = 0.3
+_MOST_NAMED = 3
+_Key = tuple[str, str]
+
+
+class Local(Protocol):
+    """``sight.LocalSights``."""
+
+    def sight(self, job: str, run: str) -> Sight: ...
+
+    def holding(self, job: str, run: str) -> Holding: ...
+
+
+@dataclass(slots=True)
+class _Run:
+    """``since``, ``due``: monotonic s. ``proven``: what shows that a node takes part, by its name, in words.
+    ``sights``: of the nodes that have answered. ``whole``: all ranks are on this node. ``unproven``: the nodes that say
+    that they take part, and of which nothing shows it."""
+
+    since: float
+    due: float
+    pause: float = _FIRST_PAUSE_S
+    proven: dict[str, str] = field(default_factory=dict)
+    sights: dict[str, Sight] = field(default_factory=dict)
+    whole: bool = False
+    unproven: tuple[str, ...] = ()
+
+
+class Proofs:
+    """Implements ``Peers`` with the holders that count alone. ``step`` examines the claims that are due for it.
+
+    ``grace_s``: how long after the first look at a run all claims count, s. ``trusted``: they always do. Safe for many
+    threads.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        peers: Peers,
+        local: Callable[[], Local],
+        *,
+        grace_s: float,
+        trusted: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node = node
+        self._peers = peers
+        self._local = local
+        self._grace_s = grace_s
+        self._trusted = trusted
+        self._now = now
+        self._runs: dict[_Key, _Run] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(MAX_ASKED, thread_name_prefix="sight")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def hold(self, runs: Mapping[_Key, bool]) -> None:
+        now = self._now()
+        with self._lock:
+            self._runs = {key: self._runs.get(key) or _Run(now, now) for key in runs}
+        self._peers.hold(runs)
+
+    def holders(self, job: str, run: str) -> Sequence[Holder]:
+        """Returns the other nodes that take part in a run of this node; none where all its ranks are on this one."""
+        known = self._runs.get((job, run))
+        if known is None or known.whole:
+            return ()
+        claims = self._peers.holders(job, run)
+        if self._trusted or self._now() < known.since + self._grace_s:
+            return claims
+        return [one for one in claims if one.node in known.proven]
+
+    def claims(self, job: str, run: str) -> frozenset[str]:
+        """Returns the names of the other nodes that say that they take part."""
+        return frozenset(one.node for one in self._peers.holders(job, run)) if (job, run) in self._runs else frozenset()
+
+    def takes_part(self, job: str, run: str, node: str) -> bool:
+        """Returns whether another node is proven to hold ranks of the run; what it only says is examined next."""
+        known = self._runs.get((job, run))
+        if known is None or known.whole or node not in self.claims(job, run):
+            return False
+        if not self._trusted and node not in known.proven:
+            known.due, known.pause = self._now(), _FIRST_PAUSE_S
+            known.unproven = (*known.unproven, node) if node not in known.unproven else known.unproven
+            return False
+        return True
+
+    def unproven(self, job: str, run: str) -> Sequence[str]:
+        """Returns the nodes whose claims were examined, and do not count."""
+        known = self._runs.get((job, run))
+        young = known is not None and self._now() < known.since + self._grace_s
+        return () if known is None or young or known.whole else known.unproven
+
+    def holding(self, job: str, run: str) -> Holding:
+        """Returns the ranks of a run on this node."""
+        return self._local().holding(job, run)
+
+    def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
+        return self._peers.sight(node, job, run, timeout)
+
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
+        return self._peers.facts(node, job, run=run, deep=deep, timeout=timeout)
+
+    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
+        self._peers.record(node, rows, timeout)
+
+    @property
+    def problems(self) -> list[str]:
+        """Returns what is said of jobs without proof, for ``status``."""
+        found = []
+        for job, run in list(self._runs):
+            if names := self.unproven(job, run):
+                more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+                found.append(
+                    f"job {job}: {', '.join(names[:_MOST_NAMED])}{more} would take part in its diagnosis, and no node"
+                    " with ranks of it is seen to be connected with them: they do not count (docs/cluster.md)"
+                )
+        return found
+
+    def step(self) -> None:
+        """Examines the runs that are due."""
+        for key, known in list(self._runs.items()):
+            if known.due <= self._now():
+                self._examine(key, known)
+
+    def _examine(self, key: _Key, known: _Run) -> None:
+        known.whole = self._local().holding(*key).whole
+        claims = {one.node: one for one in self._peers.holders(*key)}
+        wanted: list[str] = []
+        if claims and not known.whole and not self._trusted:
+            wanted = self._settle(key, known, claims)
+        known.unproven = tuple(wanted)
+        known.due = self._now() + known.pause
+        known.pause = min(2 * known.pause, _LONGEST_PAUSE_S)
+
+    def _settle(self, key: _Key, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
+        """Asks nodes until all claims that matter are proven, or none shows more. Returns the others."""
+        own = self._local().sight(*key)
+        asked: set[str] = set()
+        for _ in range(_ROUNDS):
+            self._spread(known, own, claims)
+            if not (wanted := self._wanted(known, claims)):
+                return []
+            # What those see that count shows who else does.
+            told = [name for name in known.proven if name in claims]
+            order = [name for name in (*told, *wanted) if name not in asked and not claims[name].failed]
+            if not order:
+                return wanted
+            asked |= set(order[:MAX_ASKED])
+            known.sights.update(self._ask(key, order[:MAX_ASKED]))
+        self._spread(known, own, claims)
+        return self._wanted(known, claims)
+
+    def _wanted(self, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
+        """Returns the nodes without proof that matter here: those that would be asked before this one, by name, and
+        all where this one leads. Those that were asked for by name come first."""
+        before = [name for name in claims if name < self._node]
+        count = sum(name in known.proven and not claims[name].failed for name in before)
+        names = claims if not count else before if count < MAX_BEFORE else ()
+        named = [name for name in known.unproven if name in claims]
+        return [name for name in dict.fromkeys((*named, *sorted(names))) if name not in known.proven]
+
+    def _ask(self, key: _Key, names: Sequence[str]) -> dict[str, Sight]:
+        calls: dict[str, Future[Sight]] = {
+            name: self._pool.submit(self._peers.sight, name, *key, ASK_S) for name in names
+        }
+        wait(calls.values(), ASK_S + _MARGIN_S)
+        found: dict[str, Sight] = {}
+        for name, call in calls.items():
+            call.cancel()
+            if call.done() and not call.cancelled():
+                try:
+                    found[name] = call.result()
+                except ProbingError:
+                    continue
+        return found
+
+    def _spread(self, known: _Run, own: Sight, claims: Iterable[str]) -> None:
+        """Marks all nodes as proven of which those see connections that are."""
+        owner = _owners({name: known.sights[name] for name in claims if name in known.sights}, own)
+        seen = dict.fromkeys(own.peers, self._node)
+
+        def add(name: str) -> None:
+            for address in known.sights[name].peers:
+                seen.setdefault(address, name)
+
+        for name in known.proven:
+            add(name)
+        due = set(owner)
+        while shown := sorted(due & seen.keys()):
+            due -= set(shown)
+            for address in shown:
+                for name in owner[address]:
+                    if name not in known.proven:
+                        known.proven[name] = f"node {seen[address]} is connected with {address}"
+                        add(name)
+
+
+def _owners(sights: Mapping[str, Sight], own: Sight) -> dict[str, list[str]]:
+    """Returns whose an address is: of the nodes whose daemons answer there, else of the only one that has it as its
+    own. What several have, or this node, proves nothing."""
+    owner: dict[str, list[str]] = {}
+    for name, sight in sights.items():
+        for address in sight.hosts:
+            owner.setdefault(address, []).append(name)
+    said: dict[str, list[str]] = {}
+    for name, sight in sights.items():
+        for address in sight.addresses - owner.keys() - own.addresses:
+            said.setdefault(address, []).append(name)
+    return owner | {address: names for address, names in said.items() if len(names) == 1}
