@@ -164,7 +164,7 @@ MUTATIONS = (
     Mutation(
         "a peer has a rank of this node",
         "daemon/diagnose/coordination/peer_facts.py",
-        "        ranks=tuple(rank for rank in facts.ranks if rank.rank not in known),\n",
+        "        ranks=tuple(rank for rank in facts.ranks if rank.rank not in known and 0 <= rank.rank < size),\n",
         "",
         "tests/unit/diagnose/test_taken_over_node.py",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probing.daemon.config import Config
@@ -34,9 +34,18 @@ class _Started(NamedTuple):
 
 
 class Diagnosis:
-    """``gatherer`` makes the facts of jobs, also for requests of clients. The watch is made by ``start``."""
+    """``gatherer`` makes the facts of jobs, also for requests of clients. The watch is made by ``start``.
+    ``certified`` returns whether a node is known by its certificate."""
 
-    def __init__(self, config: Config, collector: CollectorClient, engine: Engine, peers: Peers) -> None:
+    def __init__(
+        self,
+        config: Config,
+        collector: CollectorClient,
+        engine: Engine,
+        peers: Peers,
+        certified: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._certified = certified
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
         # Sockets are read so often, and who holds them at every second reading at the latest.
         self._grace_s, self._trusted = 3 * config.net.tcp_interval_s, config.cluster.trust_claims
@@ -63,7 +72,7 @@ class Diagnosis:
         store = FindingsStore(self._collector, self._engine, self._node)
         coordinator = Coordinator(self._node, proofs, look_s=self._options.stall_s)
         watch = JobWatch(self._node, self._options, store, jobs, hooks.post, coordinator)
-        received = ReceivedFindings(self._node, watch, proofs, coordinator.taken)
+        received = ReceivedFindings(self._node, watch, proofs, coordinator.taken, self._certified)
         self._started = _Started(hooks, jobs, watch, coordinator, received)
         hooks.start()
         coordinator.start()

@@ -40,7 +40,12 @@ class JobPeers:
     def holders(self, job: str, run: str) -> Sequence[Holder]:
         living, over = (job_mark(job, run, living=bool(LIVING & alive)) for alive in (1, 0))
         return [
-            Holder(member.name, living in member.jobs, member.state == "failed")
+            Holder(
+                member.name,
+                living in member.jobs,
+                member.state == "failed",
+                plain_address(member.address.rpartition(":")[0]),
+            )
             for member in self._membership.members()
             if member.name != self._node and (living in member.jobs or over in member.jobs)
         ]

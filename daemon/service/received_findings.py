@@ -37,7 +37,7 @@ _SEVERITIES = ("error", "warning", "note")
 _Row = Mapping[str, Any]
 
 
-class Watch(Protocol):
+class _Watch(Protocol):
     """``diagnose.watch.JobWatch``."""
 
     def watches(self, job: str, run: str) -> bool: ...
@@ -45,7 +45,7 @@ class Watch(Protocol):
     def take(self, row: _Row) -> None: ...
 
 
-class Parts(Protocol):
+class _Parts(Protocol):
     """``coordination.proofs.Proofs``."""
 
     def claims(self, job: str, run: str) -> Collection[str]: ...
@@ -61,20 +61,25 @@ class _Allowance(NamedTuple):
 
 
 class ReceivedFindings:
-    """``taken`` is called with each row that is taken. Safe for many threads. ``refused`` counts rows."""
+    """``taken`` is called with each row that is taken. ``certified`` returns whether a certificate proves a node.
+
+    Safe for many threads. ``refused`` counts rows.
+    """
 
     def __init__(
         self,
         node: str,
-        watch: Watch,
-        parts: Parts,
+        watch: _Watch,
+        parts: _Parts,
         taken: Callable[[_Row], None] = lambda _: None,
+        certified: Callable[[str], bool] = lambda _: False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = node
         self._watch = watch
         self._parts = parts
         self._taken = taken
+        self._certified = certified
         self._now = now
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
         self._refused: OrderedDict[str, str] = OrderedDict()
@@ -123,6 +128,9 @@ class ReceivedFindings:
         job, run, sender = str(row["job"]), str(row["run"]), str(row["found_by"])
         if caller.nodes and not proves_node(caller, sender):
             sender = proven_node(caller, self._parts.claims(job, run)) or ""
+        if not caller.nodes and self._certified(sender):
+            self.refused += 1
+            raise PrivilegeError(f"node {sender} has a certificate, and this connection shows none of it")
         if not sender or not self._parts.takes_part(job, run, sender):
             self.refused += 1
             raise PrivilegeError(

@@ -5,158 +5,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from authority import Authority
-from cgroup_support import cpu_group
-from clock_ahead import clock_ahead
-from diagnosis_corpus import watching
 from diagnosis_jobs import Ranks, folder_of_job
-from e2e_support import BIN, Daemon
+from e2e_support import Daemon
 from long import LONG, long
 from network_namespaces import may_make_namespaces
-from node_namespaces import HUB, NodeSpace, node_namespaces
-from process_tree import family
-from waiting import until, whole_lines
+from site_of_nodes import MOVED, STALL_S, Site, findings, site_of
+from waiting import until
 
 pytestmark = pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces cannot be made here")
 
-PORT = 7070
-MOVED = "10.78.0.77"
 CULPRIT = 1
-STALL_S = 10.0 if LONG else 2.0
 IN_STEP = (0.0, 0.0, 0.0)
 # How far the clock of each node is ahead of the machine's, s.
 CLOCKS = [IN_STEP, (0.0, 0.05, -0.05), (5.0, 0.0, -5.0), (0.0, 5.0, 5.0)]
-_WEBHOOK = Path(__file__).parents[1] / "webhook_server.py"
-# The shell joins the control group before it becomes the rank.
-_IN_GROUP = ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"')
-
-
-class Site:
-    """Nodes n1, n2 and n3. ``posts``: the findings that the webhook got; ``daemons`` and ``ranks`` by index."""
-
-    def __init__(self, base: Path, spaces: list[NodeSpace], groups: list[Path]) -> None:
-        self.base = base
-        self.spaces = spaces
-        self.groups = groups
-        self.daemons: list[Daemon] = []
-        self.shown: tuple[str, ...] = ()
-        self.file = base / "posts"
-        self.file.touch()
-
-    def listen(self) -> None:
-        """Configures each daemon to listen on the address that its node has now."""
-        for daemon, space in zip(self.daemons, self.spaces, strict=True):
-            own = tuple(word for word in daemon.extra if not word.startswith("--listen="))
-            daemon.extra = (*own, f"--listen={space.address}:{PORT}")
-
-    def posts(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in whole_lines(self.file)]
-
-    def hangs(self) -> list[dict[str, Any]]:
-        return [post for post in self.posts() if post["severity"] == "error"]
-
-    def states(self, seen_by: int = 0) -> dict[str, str]:
-        """Returns the state of each node as one of them sees it."""
-        rows = self.daemons[seen_by].query("SELECT member, state FROM cluster.members")
-        return {row["member"]: row["state"] for row in rows}
-
-    def ask(self, sql: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Returns the rows of a query of all nodes, from the first one, and its report."""
-        report = self.base / "report.json"
-        words = (str(BIN / "probingctl"), "-t", self.daemons[0].target, *self.shown, "--report", str(report))
-        done = subprocess.run(
-            [*self.spaces[0].words, *words, "-f", "json", "query", "--all-nodes", sql], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout), json.loads(report.read_text())
-
-    def kill(self, number: int) -> None:
-        """Kills all processes of a daemon at once, as a power cut does."""
-        process = self.daemons[number].process
-        assert process is not None
-        self.signal(number, signal.SIGKILL)
-        process.wait()
-
-    def signal(self, number: int, what: signal.Signals) -> None:
-        """Sends a signal to all processes of a daemon."""
-        process = self.daemons[number].process
-        assert process is not None
-        for pid in family(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, what)
-
-    def await_state(self, number: int, state: str, seen_by: int = 0) -> None:
-        name = self.daemons[number].name
-        until(lambda: self.states(seen_by).get(name) == state, what=lambda: self.states(seen_by))
-
-    def start(self, job: Ranks) -> None:
-        env = {"MASTER_ADDR": self.spaces[0].address, "MASTER_PORT": str(job.port), "GLOO_SOCKET_IFNAME": "eth0"}
-        job.job = f"{self.spaces[0].address}:{job.port}"
-        for rank, (space, group) in enumerate(zip(self.spaces, self.groups, strict=True)):
-            own = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(len(self.spaces))}
-            job.run([*space.words, *_IN_GROUP, str(group), *job.command], {**env, **own})
-
-    def await_steps(self, job: Ranks) -> None:
-        sql = f"SELECT count(DISTINCT rank) AS n FROM comm.ops WHERE job = '{job.job}' AND op = 'all_reduce'"
-        for daemon in self.daemons:
-            until(lambda daemon=daemon: daemon.query(sql)[0]["n"] == 1, what=job.output)  # type: ignore[misc]
 
 
 @pytest.fixture
 def site(request: pytest.FixtureRequest, base: Path, make_daemon: Callable[..., Daemon]) -> Iterator[Site]:
-    clocks: tuple[float, ...] = getattr(request, "param", IN_STEP)
-    with contextlib.ExitStack() as stack:
-        spaces = stack.enter_context(node_namespaces(3))
-        name = f"site-{os.getpid()}"
-        groups = [stack.enter_context(cpu_group(f"{name}-{at}", 1.0)) for at in range(3)]
-        made = Site(base, spaces, groups)
-        words = ("nsenter", f"--net=/run/netns/{spaces[0].hub}", sys.executable, str(_WEBHOOK), HUB, str(made.file))
-        server = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
-        stack.callback(server.kill)
-        assert server.stdout is not None
-        hook = f"--diagnose.webhook=http://{HUB}:{server.stdout.readline().strip()}/"
-        seeds = ",".join(f"{space.address}:{PORT}" for space in spaces)
-        nodes = Authority(base / "tls", "nodes")
-        for at, space in enumerate(spaces):
-            # Any of the addresses: one of the nodes moves.
-            cert, key = nodes.node(f"n{at + 1}", ",".join([*(one.address for one in spaces), MOVED]))
-            daemon = make_daemon(
-                f"n{at + 1}",
-                f"--tls.cert={cert}",
-                f"--tls.key={key}",
-                f"--tls.client_ca={nodes.file}",
-                f"--tls.peer_ca={nodes.file}",
-                f"--cluster.seeds={seeds}",
-                f"--cgroup=/{groups[at].name}",
-                hook,
-            )
-            daemon.before = space.words
-            if clocks[at]:
-                daemon.before += clock_ahead(base / f"clock{at}", clocks[at])
-            made.daemons.append(watching(daemon, STALL_S))
-        cert, key = nodes.client("ops")
-        made.shown = ("--tls-ca", nodes.file, "--tls-cert", cert, "--tls-key", key)
-        for file in (base / "tls", *(base / "tls").iterdir()):
-            shutil.chown(file, group="probing-service")
-        made.listen()
-        for daemon in made.daemons:
-            daemon.spawn()
-        for daemon in made.daemons:
-            daemon.wait_ready()
-        until(lambda: all(list(made.states(at).values()) == ["healthy"] * 3 for at in range(3)), what=made.states)
+    with site_of(base, make_daemon, clocks=getattr(request, "param", IN_STEP)) as made:
         yield made
 
 
@@ -171,15 +45,6 @@ def job(site: Site) -> Iterator[Ranks]:
         finally:
             ranks.kill()
             ranks.wait()
-
-
-def findings(daemon: Daemon, job: Ranks) -> list[dict[str, Any]]:
-    """Returns the newest row of each open finding that holds the job up, on one node."""
-    newest = "row_number() OVER (PARTITION BY finding_id ORDER BY ts DESC) = 1"
-    return daemon.query(
-        "SELECT verdict, ranks, finding_id, found_by, confidence, stacks FROM diagnosis.findings "
-        f"WHERE job = '{job.job}' AND severity = 'error' QUALIFY {newest} AND state = 'open'"
-    )
 
 
 def named(site: Site, job: Ranks, asked: int = 0) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Local(Protocol):
     def read_ahead(self, job: str, *, timeout: float) -> None: ...
 
 
-class Nodes(Protocol):
+class _Nodes(Protocol):
     """``proofs.Proofs``: the other nodes that take part in a run."""
 
     def holders(self, job: str, run: str) -> Sequence[Holder]: ...
@@ -56,7 +56,7 @@ class Nodes(Protocol):
 class JobFacts:
     """Implements ``watch.Jobs`` over all nodes of a job. Safe for many threads."""
 
-    def __init__(self, node: str, local: Local, peers: Nodes, rules: Sequence[Rule] = RULES) -> None:
+    def __init__(self, node: str, local: Local, peers: _Nodes, rules: Sequence[Rule] = RULES) -> None:
         self._node = node
         self._local = local
         self._peers = peers

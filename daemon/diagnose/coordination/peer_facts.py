@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from probing.api.errors import NotFound, PeerError
 from probing.daemon.diagnose.coordination.peers import PeerFacts
+from probing.diagnosis.facts import MAX_RANKS as MAX_WORLD
 from probing.diagnosis.facts import Facts, Missing, NodeFacts, Rank
 from probing.diagnosis.facts_file import from_json
 
@@ -54,6 +55,7 @@ def _check(node: str, facts: Facts, own: Facts) -> None:
 
 def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Facts:
     known = {rank.rank for rank in own.ranks}
+    size = MAX_WORLD if own.world_size is None else own.world_size
     shifted = _shifted(facts.nodes[0], answer)
     if abs(shifted.taken_ns - shifted.clock_offset_ns - own.taken_ns) > _APART_NS:
         raise PeerError("its facts are of another time than it was asked at")
@@ -66,7 +68,7 @@ def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Fac
         stall_s=own.stall_s,
         taken_ns=own.taken_ns,
         nodes=(shifted,),
-        ranks=tuple(rank for rank in facts.ranks if rank.rank not in known),
+        ranks=tuple(rank for rank in facts.ranks if rank.rank not in known and 0 <= rank.rank < size),
         missing=tuple(_missing(node, facts.missing, [rank for rank in facts.ranks if rank.rank in known])),
         usual_gap_ns=gap,
         step_history=() if own.step_history else facts.step_history,

@@ -13,11 +13,13 @@ MAX_ADDRESSES = 4096
 
 
 class Holder(NamedTuple):
-    """A node that holds ranks of a job. ``living``: one of them has not ended. ``failed``: it does not answer."""
+    """A node that says that it holds ranks of a job. ``living``: one of them has not ended. ``failed``: it does not
+    answer. ``address``: where it says that it does, if that is an IP address."""
 
     node: str
     living: bool
     failed: bool
+    address: str = ""
 
 
 class PeerFacts(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFact
 __all__ = ("MAX_BEFORE", "Local", "Proofs")
 
 MAX_BEFORE = 8
-"""So many nodes before this one are looked for: they are asked before this one whether the leader is silent."""
+"""A node after so many proven ones looks for no others: those diagnose a job before it does."""
 ASK_S = 1.0
 MAX_ASKED = 16
 # Times in an examination that nodes are asked, as each answer may show more of them.
@@ -42,15 +43,16 @@ class Local(Protocol):
 
 @dataclass(slots=True)
 class _Run:
-    """``since``, ``due``: monotonic s. ``proven``: what shows that a node takes part, by its name, in words.
-    ``sights``: of the nodes that have answered. ``whole``: all ranks are on this node. ``unproven``: the nodes that say
-    that they take part, and of which nothing shows it."""
+    """``since``, ``due``: monotonic s. ``proven``: what shows that a node takes part, by its name, in words. ``asked``:
+    how often each was. ``sights``: of the nodes that have answered. ``whole``: all ranks are on this node.
+    ``unproven``: the nodes that say that they take part, and of which nothing shows it."""
 
     since: float
     due: float
     pause: float = _FIRST_PAUSE_S
     proven: dict[str, str] = field(default_factory=dict)
     sights: dict[str, Sight] = field(default_factory=dict)
+    asked: Counter[str] = field(default_factory=Counter)
     whole: bool = False
     unproven: tuple[str, ...] = ()
 
@@ -97,7 +99,13 @@ class Proofs:
         if known is None or known.whole:
             return ()
         claims = self._peers.holders(job, run)
-        if self._trusted or self._now() < known.since + self._grace_s:
+        if self._trusted:
+            return claims
+        wanted = self._wanted(known, {one.node: one for one in claims})
+        if any(name not in known.unproven for name in wanted):
+            # A node is new, or one has failed, so that more of them matter here.
+            known.due = min(known.due, self._now())
+        if self._now() < known.since + self._grace_s:
             return claims
         return [one for one in claims if one.node in known.proven]
 
@@ -110,11 +118,12 @@ class Proofs:
         known = self._runs.get((job, run))
         if known is None or known.whole or node not in self.claims(job, run):
             return False
-        if not self._trusted and node not in known.proven:
+        if self._trusted or node in known.proven:
+            return True
+        if node not in known.unproven:
             known.due, known.pause = self._now(), _FIRST_PAUSE_S
-            known.unproven = (*known.unproven, node) if node not in known.unproven else known.unproven
-            return False
-        return True
+            known.unproven = (*known.unproven, node)
+        return False
 
     def unproven(self, job: str, run: str) -> Sequence[str]:
         """Returns the nodes whose claims were examined, and do not count."""
@@ -167,6 +176,8 @@ class Proofs:
     def _settle(self, key: _Key, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
         """Asks nodes until all claims that matter are proven, or none shows more. Returns the others."""
         own = self._local().sight(*key)
+        known.asked = Counter({name: count for name, count in known.asked.items() if name in claims})
+        known.sights = {name: one for name, one in known.sights.items() if name in claims or name in known.proven}
         asked: set[str] = set()
         for _ in range(_ROUNDS):
             self._spread(known, own, claims)
@@ -174,20 +185,24 @@ class Proofs:
                 return []
             # What those see that count shows who else does.
             told = [name for name in known.proven if name in claims]
-            order = [name for name in (*told, *wanted) if name not in asked and not claims[name].failed]
-            if not order:
+            seen = own.peers.union(*(known.sights[name].peers for name in told))
+            left = [name for name in (*told, *wanted) if name not in asked and not claims[name].failed]
+            # Claims of thousands that are connected with nobody keep no true one waiting.
+            left.sort(key=lambda name: (claims[name].address not in seen, known.asked[name]))
+            if not left:
                 return wanted
-            asked |= set(order[:MAX_ASKED])
-            known.sights.update(self._ask(key, order[:MAX_ASKED]))
+            chosen = left[:MAX_ASKED]
+            asked |= set(chosen)
+            known.asked.update(chosen)
+            known.sights.update(self._ask(key, chosen))
         self._spread(known, own, claims)
         return self._wanted(known, claims)
 
     def _wanted(self, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
-        """Returns the nodes without proof that matter here: those that would be asked before this one, by name, and
-        all where this one leads. Those that were asked for by name come first."""
-        before = [name for name in claims if name < self._node]
-        count = sum(name in known.proven and not claims[name].failed for name in before)
-        names = claims if not count else before if count < MAX_BEFORE else ()
+        """Returns the nodes without proof that matter here: none where enough nodes diagnose the job before this one,
+        else all. Those that were asked for by name come first."""
+        count = sum(name < self._node and name in known.proven and not claims[name].failed for name in claims)
+        names = claims if count < MAX_BEFORE else ()
         named = [name for name in known.unproven if name in claims]
         return [name for name in dict.fromkeys((*named, *sorted(names))) if name not in known.proven]
 

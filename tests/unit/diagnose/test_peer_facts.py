@@ -79,6 +79,11 @@ def test_ranks_of_this_node_are_known_here() -> None:
     assert any("rank 0 is on this node" in one.text for one in found.missing)
 
 
+def test_ranks_beyond_the_job_are_left_out() -> None:
+    lie = of_rank(2, "x")
+    assert [one.rank for one in taken(replace(lie, ranks=(*lie.ranks, replace(lie.ranks[0], rank=3)))).ranks] == [2]
+
+
 def test_what_a_rank_of_this_node_died_of_stays() -> None:
     own = replace(OWN, ranks=(replace(OWN.ranks[0], exit=Exit(NOW - 20 * S, signal=9), state="exited"),))
     found = taken(of_rank(0, "x"), own=own)

@@ -223,7 +223,10 @@ def test_thousands_of_claims_cost_little(made: list[Proofs]) -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
     net.own = Sight(at(1), at(2))
     net.claim(*(f"-{number}" for number in range(5000)))
+    # The true one is where ranks are connected.
+    net.claiming["n2"] = Holder("n2", True, False, "10.0.0.2")
     one = examined(made, net)
+    assert parts(one) == ["n2"]
     for _ in range(100):
         net.now += 1
         one.step()
@@ -231,6 +234,17 @@ def test_thousands_of_claims_cost_little(made: list[Proofs]) -> None:
     assert len(net.asked) <= 9 * 8 * MAX_ASKED
     assert len(one.problems) == 1
     assert len(one.problems[0]) < 400
+
+
+def test_a_claim_among_many_is_asked_in_its_turn(made: list[Proofs]) -> None:
+    net = Net(n2=Sight(at(2), at(1), at(2)))
+    net.own = Sight(at(1), at(2))
+    net.claim(*(f"-{number}" for number in range(500)))
+    one = examined(made, net)
+    for _ in range(40):
+        net.now += 1
+        one.step()
+    assert parts(one) == ["n2"]
 
 
 def test_a_node_that_does_not_lead_asks_few(made: list[Proofs]) -> None:

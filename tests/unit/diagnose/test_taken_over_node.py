@@ -104,7 +104,7 @@ class Node:
             clocks=Clocks(lambda: world.now, lambda: START + round(world.now * SECOND)),
             run=_at_once,
         )
-        self.received = ReceivedFindings(name, self.watch, self.proofs, self.coordinator.taken, lambda: world.now)
+        self.received = ReceivedFindings(name, self.watch, self.proofs, self.coordinator.taken, now=lambda: world.now)
 
     def close(self) -> None:
         self.proofs.close()

@@ -61,7 +61,10 @@ class Node:
     def __init__(self) -> None:
         self.taken: list[Mapping[str, Any]] = []
         self.now = 0.0
-        self.received = ReceivedFindings("n2", self, self, now=lambda: self.now)
+        self.certified = ""
+        self.received = ReceivedFindings(
+            "n2", self, self, certified=lambda node: node == self.certified, now=lambda: self.now
+        )
 
     def watches(self, job: str, run: str) -> bool:
         return (job, run) == ("j", "r")
@@ -157,6 +160,16 @@ def test_the_finder_is_who_the_connection_proves(by: Caller, says: str, counts_a
         node.send({"found_by": says}, by=by)
         assert [row["found_by"] for row in node.taken] == [counts_as]
     assert bool(node.received.detail) == (by is PLAIN and counts_as is not None)
+
+
+def test_who_is_known_by_a_certificate_shows_it() -> None:
+    node = Node()
+    node.certified = "n1"
+    with pytest.raises(PrivilegeError):
+        node.send({})
+    node.send({}, by=peer("n1"))
+    node.send({**culprits((4, "n3")), "found_by": "n3"})
+    assert [row["found_by"] for row in node.taken] == ["n1", "n3"]
 
 
 def test_a_node_sends_some_findings_an_hour() -> None:
