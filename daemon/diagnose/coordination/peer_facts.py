@@ -48,9 +48,8 @@ def _check(node: str, facts: Facts, own: Facts) -> None:
     if max(len(facts.ranks), len(facts.processes)) > MAX_RANKS:
         raise PeerError(f"its facts are of more than {MAX_RANKS} processes")
     # Facts of an older version lack the owner.
-    owners = [getattr(one, "owner", None) for one in (facts, own)]
-    if None not in owners and owners[0] != owners[1]:
-        raise PeerError(f"there the job is of uid {owners[0]}, and here of uid {owners[1]}")
+    if None not in (facts.owner, own.owner) and facts.owner != own.owner:
+        raise PeerError(f"there the job is of uid {facts.owner}, and here of uid {own.owner}")
 
 
 def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Facts:
