@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from probing.api.errors import ProbingError
 from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFacts, Peers, Sight
+from probing.daemon.diagnose.problems import printable
 
 __all__ = ("MAX_BEFORE", "Local", "Proofs")
 
@@ -152,8 +153,8 @@ class Proofs:
             if names := self.unproven(job, run):
                 more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
                 found.append(
-                    f"job {job}: {', '.join(names[:_MOST_NAMED])}{more} would take part in its diagnosis, and no node"
-                    " with ranks of it is seen to be connected with them: they do not count (docs/cluster.md)"
+                    f"job {printable(job)}: {', '.join(names[:_MOST_NAMED])}{more} would take part in its diagnosis,"
+                    " and nothing shows connections of their ranks: they do not count (docs/cluster.md)"
                 )
         return found
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.daemon.diagnose.coordination.proofs import MAX_BEFORE, Proofs
+from probing.daemon.diagnose.problems import printable
 from probing.diagnosis.verdict import ERROR
 
 __all__ = ("LOOKS", "SilentLeaders")
@@ -82,8 +83,8 @@ class SilentLeaders:
             known.own.add(name)
             if name not in known.errors and (before := _before(self._proofs, self._node, *_key(row))):
                 known.problem = (
-                    f"job {row['job']}: node {before[0]} leads its diagnosis and has not shared {row['verdict']}, which"
-                    f" this node found: ask node {before[0]} for its status"
+                    f"job {printable(row['job'])}: node {before[0]} leads its diagnosis and has not shared"
+                    f" {row['verdict']}, which this node found: ask node {before[0]} for its status"
                 )
 
     @property

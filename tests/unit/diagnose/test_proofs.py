@@ -219,6 +219,16 @@ def test_an_administrator_may_believe_all_claims(made: list[Proofs]) -> None:
     assert (net.asked, one.problems) == ([], [])
 
 
+def test_the_name_of_a_job_is_shown_without_control_characters(made: list[Proofs]) -> None:
+    net = Net()
+    net.holders = lambda job, run: [Holder("-", True, False)]  # type: ignore[method-assign]
+    one = Proofs("n1", net, lambda: Here(net), grace_s=0.0, now=lambda: net.now)
+    made.append(one)
+    one.hold({("job\x1b[2J\n", "run"): True})
+    one.step()
+    assert one.problems[0].isprintable()
+
+
 def test_thousands_of_claims_cost_little(made: list[Proofs]) -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
     net.own = Sight(at(1), at(2))

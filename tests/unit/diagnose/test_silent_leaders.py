@@ -85,6 +85,15 @@ def test_the_next_node_replaces_a_silent_leader_and_names_it(scene: Scene) -> No
     assert scene.silence.problems == []
 
 
+def test_the_name_of_a_job_is_shown_without_control_characters(scene: Scene) -> None:
+    key = ("job\x1b[2J\n", "run")
+    scene.silence.hold({key: True})
+    scene.proofs.hold({key: True})
+    scene.until(300)
+    scene.silence.shared({**ROW, "job": key[0]})
+    assert scene.silence.problems[0].isprintable()
+
+
 def test_a_leader_that_shared_the_finding_is_checked_once_and_not_named(scene: Scene) -> None:
     scene.silence.taken({**ROW, "found_by": "n1"})
     began = scene.until(300)

@@ -162,6 +162,13 @@ def test_the_finder_is_who_the_connection_proves(by: Caller, says: str, counts_a
     assert bool(node.received.detail) == (by is PLAIN and counts_as is not None)
 
 
+def test_what_is_refused_is_shown_without_control_characters() -> None:
+    node = Node()
+    with pytest.raises(PrivilegeError):
+        node.send(culprits((7, "\x1b[2J")))
+    assert node.received.problems[0].isprintable()
+
+
 def test_who_is_known_by_a_certificate_shows_it() -> None:
     node = Node()
     node.certified = "n1"
