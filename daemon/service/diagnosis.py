@@ -48,6 +48,7 @@ class Diagnosis:
         self._certified = certified
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
         # Sockets are read so often, and who holds them at every second reading at the latest.
+        self._look_s = max(config.diagnose.stall_s, config.net.tcp_interval_s)
         self._grace_s, self._trusted = 3 * config.net.tcp_interval_s, config.cluster.trust_claims
         self._hook_socket = f"{config.runtime_dir}/hook.sock"
         self._collector, self._engine = collector, engine
@@ -70,7 +71,7 @@ class Diagnosis:
         proofs = Proofs(self._node, self._peers, self.sights.get, grace_s=self._grace_s, trusted=self._trusted)
         jobs = JobFacts(self._node, self.gatherer.get(), proofs)
         store = FindingsStore(self._collector, self._engine, self._node)
-        coordinator = Coordinator(self._node, proofs, look_s=self._options.stall_s)
+        coordinator = Coordinator(self._node, proofs, look_s=self._look_s)
         watch = JobWatch(self._node, self._options, store, jobs, hooks.post, coordinator)
         received = ReceivedFindings(self._node, watch, proofs, coordinator.taken, self._certified)
         self._started = _Started(hooks, jobs, watch, coordinator, received)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.daemon.diagnose.coordination.proofs import Proofs
 from probing.daemon.diagnose.coordination.silence import SilentLeaders
@@ -25,12 +24,21 @@ __all__ = ("Coordinator",)
 SHARE_S = 2.0
 STEP_S = 1.0
 # Rows that wait for nodes that do not take them, and how often each is offered to a node: one without proof that this
-# node takes part may have it some seconds later.
+# node takes part has it some seconds later.
 MAX_ROWS = 256
-MAX_TRIES = 6
+MAX_TRIES = 20
 RETRY_S = 1.0
 MAX_SHARING = 16
 _Row = Mapping[str, Any]
+
+
+class _Offer(NamedTuple):
+    """A row for ``nodes``, to be offered at ``due`` (monotonic s), so many ``tries`` at most."""
+
+    due: float
+    row: _Row
+    nodes: Sequence[str]
+    tries: int
 
 
 class Coordinator:
@@ -45,7 +53,7 @@ class Coordinator:
         self._node = node
         self._proofs = proofs
         self._silence = SilentLeaders(node, proofs, look_s, now=now)
-        self._rows: deque[tuple[_Row, list[str], int]] = deque()
+        self._offers: list[_Offer] = []
         self._waiting = threading.Condition()
         self._stopped = False
         self._pool = ThreadPoolExecutor(MAX_SHARING, thread_name_prefix="share")
@@ -103,29 +111,44 @@ class Coordinator:
         if not nodes:
             return
         with self._waiting:
-            if len(self._rows) == MAX_ROWS:
-                self._rows.popleft()
-                self.dropped += 1
-            self._rows.append((row, nodes, MAX_TRIES))
+            self._queue(_Offer(0.0, row, nodes, MAX_TRIES))
             self._waiting.notify()
 
     def _run(self) -> None:
-        while True:
-            with self._waiting:
-                self._waiting.wait_for(lambda: self._rows or self._stopped)
-                if self._stopped:
-                    return
-                row, nodes, tries = self._rows.popleft()
-            left = self._offer(row, nodes)
-            if left and tries > 1:
+        while (offer := self._next()) is not None:
+            left = self._offer(offer.row, offer.nodes)
+            if left and offer.tries > 1:
                 with self._waiting:
-                    self._rows.append((row, left, tries - 1))
                     # A node that is being restarted takes it soon.
-                    self._waiting.wait_for(lambda: self._stopped, RETRY_S)
+                    self._queue(_Offer(time.monotonic() + RETRY_S, offer.row, left, offer.tries - 1), newer=False)
             else:
                 self.dropped += bool(left)
 
-    def _offer(self, row: _Row, nodes: list[str]) -> list[str]:
+    def _queue(self, offer: _Offer, *, newer: bool = True) -> None:
+        """Adds an offer. Of a finding the newer row is offered alone: an older one would open again what is closed."""
+        other = next((one for one in self._offers if _finding(one.row) == _finding(offer.row)), None)
+        if other is not None:
+            self._offers.remove(other)
+            row, nodes = (offer if newer else other).row, tuple(dict.fromkeys((*offer.nodes, *other.nodes)))
+            offer = _Offer(min(offer.due, other.due), row, nodes, max(offer.tries, other.tries))
+        if len(self._offers) == MAX_ROWS:
+            self._offers.remove(min(self._offers, key=lambda one: one.tries))
+            self.dropped += 1
+        self._offers.append(offer)
+
+    def _next(self) -> _Offer | None:
+        """Waits for the offer that is due first; None at the stop."""
+        with self._waiting:
+            while not self._stopped:
+                offer = min(self._offers, key=lambda one: one.due, default=None)
+                now = time.monotonic()
+                if offer is not None and offer.due <= now:
+                    self._offers.remove(offer)
+                    return offer
+                self._waiting.wait(None if offer is None else offer.due - now)
+        return None
+
+    def _offer(self, row: _Row, nodes: Sequence[str]) -> list[str]:
         """Gives the row to all nodes at once. Returns those that did not take it."""
 
         def give(node: str) -> bool:
@@ -141,3 +164,7 @@ class Coordinator:
             return []
         self.shared += any(taken)
         return [node for node, done in zip(nodes, taken, strict=True) if not done]
+
+
+def _finding(row: _Row) -> tuple[object, ...]:
+    return row["job"], row["run"], row.get("finding_id")

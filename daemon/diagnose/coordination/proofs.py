@@ -106,7 +106,7 @@ class Proofs:
         if any(name not in known.unproven for name in wanted):
             # A node is new, or one has failed, so that more of them matter here.
             known.due = min(known.due, self._now())
-        if self._now() < known.since + self._grace_s:
+        if self.is_young(job, run):
             return claims
         return [one for one in claims if one.node in known.proven]
 
@@ -126,11 +126,15 @@ class Proofs:
             known.unproven = (*known.unproven, node)
         return False
 
+    def is_young(self, job: str, run: str) -> bool:
+        """Returns whether claims about a run count without proof, as it was first seen lately."""
+        known = self._runs.get((job, run))
+        return known is not None and not self._trusted and self._now() < known.since + self._grace_s
+
     def unproven(self, job: str, run: str) -> Sequence[str]:
         """Returns the nodes whose claims were examined, and do not count."""
         known = self._runs.get((job, run))
-        young = known is not None and self._now() < known.since + self._grace_s
-        return () if known is None or young or known.whole else known.unproven
+        return () if known is None or known.whole or self.is_young(job, run) else known.unproven
 
     def holding(self, job: str, run: str) -> Holding:
         """Returns the ranks of a run on this node."""

@@ -300,6 +300,40 @@ def test_a_node_that_takes_nothing_is_given_up(
     until(lambda: not list(one.problems))
 
 
+def test_a_finding_that_was_closed_meanwhile_is_not_opened_again(
+    coordinators: list[Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probing.daemon.diagnose.coordination.coordinator.RETRY_S", 0.05)
+    nodes = Nodes("n00", NAMES[:3])
+    nodes.refusals = {"n02": 3}
+    one = Coordinator("n00", trusting("n00", nodes))
+    coordinators.append(one)
+    for number in range(4):
+        one.share({"job": "job", "run": "run", "finding_id": f"{number % 2}", "state": ("open", "closed")[number // 2]})
+    one.start()
+    until(lambda: {row["state"] for row in nodes.rows["n02"]} == {"closed"} and len(nodes.rows["n02"]) == 2)
+    one.share({"job": "job", "run": "run", "finding_id": "0", "state": "open"})
+    until(lambda: nodes.rows["n02"][-1]["state"] == "open")
+    assert [row["state"] for row in nodes.rows["n01"]] == ["closed", "closed", "open"]
+
+
+def test_offers_are_bounded_and_new_ones_come_first(
+    coordinators: list[Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probing.daemon.diagnose.coordination.coordinator.RETRY_S", 3600.0)
+    nodes = Nodes("n00", NAMES[:2])
+    nodes.refusals = {"n01": 5}
+    one = Coordinator("n00", trusting("n00", nodes))
+    coordinators.append(one)
+    one.start()
+    for number in range(5):
+        one.share({"job": "job", "run": "run", "finding_id": f"{number}"})
+    until(lambda: not nodes.refusals["n01"])
+    # What is refused keeps nothing else waiting.
+    one.share({"job": "job", "run": "run", "finding_id": "new"})
+    until(lambda: [row["finding_id"] for row in nodes.rows["n01"]] == ["new"])
+
+
 def test_sharing_ends_while_a_node_hangs(coordinators: list[Coordinator]) -> None:
     release = threading.Event()
     nodes = Nodes("n00", NAMES[:2])

@@ -19,12 +19,19 @@ ROW = {"job": "job", "run": "run", "finding_id": "f", "severity": "error", "stat
 class Scene:
     """A node ``node`` of a job with others, some of which come before it, that stands still from ``stops`` on."""
 
-    def __init__(self, *others: str, node: str = "n5") -> None:
+    def __init__(self, *others: str, node: str = "n5", young_s: float = 0.0) -> None:
         self.now = 0.0
         self.stops, self.goes_on = 100.0, 1e9
         self.lives = True
         self.others = [Holder(name, True, False) for name in others]
-        self.proofs = Proofs(node, self, lambda: self, grace_s=0.0, trusted=True, now=lambda: self.now)  # type: ignore[arg-type]
+        self.proofs = Proofs(
+            node,
+            self,  # type: ignore[arg-type]
+            lambda: self,
+            grace_s=young_s,
+            trusted=not young_s,
+            now=lambda: self.now,
+        )
         self.silence = SilentLeaders(node, self.proofs, LOOK_S, now=lambda: self.now)
         self.proofs.hold({KEY: True})
         self.silence.hold({KEY: True})
@@ -137,6 +144,11 @@ def test_nothing_is_replaced_without_need(scenes: list[Scene]) -> None:
     scenes[1].stops = 1e9
     scenes[2].lives = False
     assert [one.until(1000) for one in scenes] == [None] * 3
+
+
+def test_no_leader_is_judged_before_claims_are_proven(scenes: list[Scene]) -> None:
+    scenes.append(Scene("n1", young_s=1000.0))
+    assert scenes[0].until(900) is None
 
 
 def test_a_node_that_failed_or_holds_no_living_rank_leads_nothing(scenes: list[Scene]) -> None:
