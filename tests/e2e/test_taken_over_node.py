@@ -82,6 +82,8 @@ def test_a_node_that_claims_a_job_does_not_keep_it_from_being_diagnosed(site: Si
     [post] = the_truth(site, job)
     assert any("node - " in text for text in post["missing"])
     assert findings(site.daemons[TAKEN], job) == []
+    # Nobody waited for it.
+    assert "leads" not in reason(site.daemons[1])
 
 
 @long
