@@ -29,13 +29,15 @@ _UNKNOWN = "unknown"
 @dataclass(frozen=True, slots=True)
 class LookResult:
     """The findings of one look at a job. ``stalled``: the job had stood still for W. ``deep``: stacks were read.
-    ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed: what it lacks may still be there."""
+    ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed: what it lacks may still be there. ``beside``:
+    another node diagnoses the job, too, and follows what it found itself."""
 
     findings: tuple[Finding, ...]
     stalled: bool
     deep: bool
     now_ns: int
     unread: bool = False
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +149,12 @@ class JobFindings:
         self._sees_idle = bool(idle)
         if idle:
             self._idle = frozenset(idle)
-        events = [event for name, f in found.items() for event in self._found(name, f, look)]
+        others = {name for name, one in self._open.items() if look.beside and one.finder}
+        events = [event for name, f in found.items() if name not in others for event in self._found(name, f, look)]
         self._doubtful = found.keys() - self._open.keys()
         # What is a note without stacks may be a finding with them.
         self._noted = not look.deep and any(f.severity == NOTE and f.verdict.group != _HARDWARE for f in look.findings)
-        for name in [name for name in self._open if name not in found]:
+        for name in [name for name in self._open if name not in found and name not in others]:
             events += self._missed(name, look)
         return events
 

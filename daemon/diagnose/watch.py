@@ -106,6 +106,9 @@ class Cluster(Protocol):
     def leads(self, job: str, run: str, *, living: bool) -> bool:
         """Returns whether this node diagnoses a run. ``living``: a rank of it lives here."""
 
+    def is_beside(self, job: str, run: str, *, living: bool) -> bool:
+        """Returns whether another node diagnoses a run, so that this one only looks whether it does so rightly."""
+
     def share(self, row: Mapping[str, Any]) -> None:
         """Queues a row of ``diagnosis.findings`` for the other nodes of its job."""
 
@@ -432,7 +435,9 @@ class JobWatch:
         gaps = tuple(missing.text for missing in diagnosis.missing if missing.kind in ("node", "claim"))
         findings = tuple(replace(one, missing=(*one.missing, *gaps)) for one in diagnosis.findings)
         unread = any(missing.kind in ("history", "rule") for missing in diagnosis.missing)
-        look = LookResult(findings, stalled, deep, self._clocks.utc(), unread)
+        job = schedule.job
+        beside = self._cluster.is_beside(job.job, job.run, living=job.living > 0)
+        look = LookResult(findings, stalled, deep, self._clocks.utc(), unread, beside)
         self._outbox.put(one.findings.follow(look))
         return diagnosis.ripens_ns
 

@@ -94,11 +94,14 @@ class Coordinator:
 
         ``living``: a rank of it lives here.
         """
+        return not self.is_beside(job, run, living=living) or self._silence.replaces(job, run)
+
+    def is_beside(self, job: str, run: str, *, living: bool) -> bool:
+        """Returns whether another node is the coordinator of a run."""
         others = [one for one in self._proofs.holders(job, run) if not one.failed]
         if any(one.living for one in others) and not living:
-            return self._silence.replaces(job, run)
-        before = [one for one in others if one.node < self._node and (one.living or not living)]
-        return not before or self._silence.replaces(job, run)
+            return True
+        return any(one.node < self._node and (one.living or not living) for one in others)
 
     def taken(self, row: _Row) -> None:
         """Notes a row of ``diagnosis.findings`` that another node has shared."""

@@ -90,6 +90,25 @@ def test_a_finding_of_another_is_changed_by_that_one_and_by_those_before_this_no
     assert [row["state"] for row in scene.rows] == ["open", "closed", "open", "closed"]
 
 
+def test_a_node_that_looks_whether_another_is_right_leaves_its_findings_to_it() -> None:
+    scene = hanging()
+    scene.beside = True
+    scene.run(35)
+    scene.watch.take(forged("n0"))
+    scene.watch.take(forged("n0", "a lie"))
+    scene.run(90)
+    # What it finds, too, has no second row, and what it does not find is not closed.
+    assert [row["found_by"] for row in scene.rows] == ["n0", "n0"]
+    assert scene.hooked == []
+    # What the other has not found is found here.
+    other = hanging()
+    other.beside = True
+    other.run(35)
+    other.watch.take(forged("n0", "a lie"))
+    other.run(90)
+    assert opened(other) == opened(hanging().run(50)) != []
+
+
 def test_a_finding_forged_beforehand_does_not_keep_the_hook_from_starting() -> None:
     scene = hanging()
     scene.run(20)

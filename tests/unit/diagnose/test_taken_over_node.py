@@ -170,6 +170,9 @@ class Shared:
     def leads(self, job: str, run: str, *, living: bool) -> bool:
         return self._node.coordinator.leads(job, run, living=living)
 
+    def is_beside(self, job: str, run: str, *, living: bool) -> bool:
+        return self._node.coordinator.is_beside(job, run, living=living)
+
     def share(self, row: Mapping[str, Any]) -> None:
         node, world = self._node, self._node.world
         node.coordinator.share(row)
@@ -242,6 +245,10 @@ def found(world: World, *, within: float) -> list[tuple[str, str]]:
 def test_two_honest_nodes_alone(worlds: Callable[..., World]) -> None:
     world = worlds(n1=0, n2=1)
     assert found(world, within=16) == [("n1", "n1"), ("n2", "n1")]
+    # The second node looks once whether the first one is right, and stores nothing of its own.
+    world.run(HANGS + 400)
+    assert world.nodes["n2"].coordinator.leads(JOB, RUN, living=True) is False
+    assert found(world, within=400) == [("n1", "n1"), ("n2", "n1")]
     assert [len(node.hooked) for node in world.nodes.values()] == [1, 0]
     assert all(not node.coordinator.problems for node in world.nodes.values())
 

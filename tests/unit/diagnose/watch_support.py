@@ -124,7 +124,8 @@ class _Rule:
 class Scene:
     """``looks``: (time, job, deep) of each look; ``rows``: what was stored; ``hooked``: what hooks got.
 
-    ``leading``: whether this node diagnoses the jobs; ``shared``: what the other nodes got.
+    ``leading``: whether this node diagnoses the jobs; ``beside``: another one does;
+    ``shared``: what the other nodes got.
     """
 
     def __init__(self, *jobs: Job, before: Sequence[Mapping[str, Any]] = (), at: float = 0.0, **config: Any) -> None:
@@ -138,6 +139,7 @@ class Scene:
         self.hooked: list[Mapping[str, Any]] = []
         self.fails: dict[str, Exception] = {}
         self.leading = True
+        self.beside = False
         self.missing: tuple[Missing, ...] = ()
         self.held: dict[tuple[str, str], bool] = {}
         self.shared: list[Mapping[str, Any]] = []
@@ -174,6 +176,9 @@ class Scene:
 
     def leads(self, job: str, run: str, *, living: bool) -> bool:
         return self.leading
+
+    def is_beside(self, job: str, run: str, *, living: bool) -> bool:
+        return self.beside
 
     def share(self, row: Mapping[str, Any]) -> None:
         self.shared.append(row)
