@@ -209,6 +209,9 @@ class JobFindings:
         look showed, or one of a stall. A hang needs one unless a culprit was in the same place twice: the ranks to
         blame may get on with something."""
         group = finding.verdict.group
+        if look.beside and name not in self._doubtful:
+            # The node that diagnoses the job may be about to find the same.
+            return False
         if name in self._doubtful or group == _DEATH or (group == _MEMORY and look.deep):
             return True
         settled = any(stack.role == _CULPRIT and stack.thread.moving is False for stack in finding.stacks)

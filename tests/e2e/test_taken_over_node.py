@@ -71,7 +71,7 @@ def the_truth(site: Site, job: Ranks) -> list[dict[str, Any]]:
     posts = until(site.hangs, what=site.daemons[1].tail)
     assert [(c["rank"], c["node"]) for post in posts for c in post["culprits"]] == [(CULPRIT, "n2")]
     rows = [until(lambda d=site.daemons[at]: findings(d, job), what=site.daemons[at].tail) for at in HONEST]  # type: ignore[misc]
-    assert [(row["ranks"], row["found_by"]) for own in rows for row in own] == [(str(CULPRIT), "n1")] * 2
+    assert [[(row["ranks"], row["found_by"]) for row in own] for own in rows] == [[(str(CULPRIT), "n1")]] * 2, rows
     return posts
 
 

@@ -20,6 +20,8 @@ __all__ = ("LOOKS", "SilentLeaders")
 
 LOOKS = 3
 MAX_NOTED = 256
+# A leader needs some seconds for its looks, however soon a job counts as stalled.
+_LEAST_LOOK_S = 5.0
 # Looks of a stall that follow each other confirm a hang within this time, s.
 _CHECK_S = 20.0
 _Key = tuple[str, str]
@@ -41,12 +43,12 @@ class _Run:
 
 
 class SilentLeaders:
-    """``step`` is one look at the jobs that other nodes lead, every ``look_s`` seconds. Safe for many threads."""
+    """``step`` is one look at the jobs that other nodes lead, every ``look_s`` seconds or 5. Safe for many threads."""
 
     def __init__(self, node: str, proofs: Proofs, look_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
         self._node = node
         self._proofs = proofs
-        self._look_s = look_s
+        self._look_s = max(look_s, _LEAST_LOOK_S)
         self._now = now
         self._due = now() + look_s
         self._runs: dict[_Key, _Run] = {}
