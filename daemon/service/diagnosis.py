@@ -49,7 +49,7 @@ class Diagnosis:
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
         # Sockets are read so often, and who holds them at every second reading at the latest.
         self._look_s = max(config.diagnose.stall_s, config.net.tcp_interval_s)
-        self._grace_s, self._trusted = 3 * config.net.tcp_interval_s, config.cluster.trust_claims
+        self._grace_s, self._trusted = max(15.0, 3 * config.net.tcp_interval_s), config.cluster.trust_claims
         self._hook_socket = f"{config.runtime_dir}/hook.sock"
         self._collector, self._engine = collector, engine
         self.gatherer = Late(self._gatherer)

@@ -26,7 +26,7 @@ STEP_S = 1.0
 # Rows that wait for nodes that do not take them, and how often each is offered to a node: one without proof that this
 # node takes part has it some seconds later.
 MAX_ROWS = 256
-MAX_TRIES = 20
+MAX_TRIES = 30
 RETRY_S = 1.0
 MAX_SHARING = 16
 _Row = Mapping[str, Any]

@@ -3,7 +3,8 @@
 Any node can say that it holds ranks of a job. It counts once it has answered by its name and a node that counts has
 ranks that are, or lately were, connected with an address of it; the first node that counts is this one. So each step is
 what the kernel of the node shows that sees it, never what a node says of itself. A node that counted once does so until
-the run ends. In the first seconds of a run, in which connections are made and read, all claims count, once for a run.
+the run ends. Until a rank here has completed its first operation, for which all are connected, and some seconds longer,
+in which connections are read, all claims count, once for a run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ MAX_ASKED = 16
 # Times in an examination that nodes are asked, as each answer may show more of them.
 _ROUNDS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+# While claims count without proof the pauses are shorter, s.
+_YOUNG_PAUSE_S = 2.0
+# A job may read its data for so long before its first operation, s.
+START_S = 600.0
 _MARGIN_S = 0.3
 _MOST_NAMED = 3
 _Key = tuple[str, str]
@@ -44,13 +49,15 @@ class Local(Protocol):
 
 @dataclass(slots=True)
 class _Run:
-    """``since``, ``due``: monotonic s. ``proven``: what shows that a node takes part, by its name, in words. ``asked``:
-    how often each was. ``sights``: of the nodes that have answered. ``whole``: all ranks are on this node.
-    ``unproven``: the nodes that say that they take part, and of which nothing shows it."""
+    """``since``, ``due``, ``trains``: monotonic s; the last is when an operation was first seen to have ended; None: not
+    yet. ``proven``: what shows that a node takes part, by its name, in words. ``asked``: how often each was.
+    ``sights``: of the nodes that have answered. ``whole``: all ranks are on this node. ``unproven``: the nodes that say
+    that they take part, and of which nothing shows it."""
 
     since: float
     due: float
     pause: float = _FIRST_PAUSE_S
+    trains: float | None = None
     proven: dict[str, str] = field(default_factory=dict)
     sights: dict[str, Sight] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
@@ -61,8 +68,8 @@ class _Run:
 class Proofs:
     """Implements ``Peers`` with the holders that count alone. ``step`` examines the claims that are due for it.
 
-    ``grace_s``: how long after the first look at a run all claims count, s. ``trusted``: they always do. Safe for many
-    threads.
+    ``grace_s``: how long all claims count after the first operation of a run, s. ``trusted``: they always do. Safe for
+    many threads.
     """
 
     def __init__(
@@ -106,7 +113,7 @@ class Proofs:
         if any(name not in known.unproven for name in wanted):
             # A node is new, or one has failed, so that more of them matter here.
             known.due = min(known.due, self._now())
-        if self.is_young(job, run):
+        if self._is_young(known):
             return claims
         return [one for one in claims if one.node in known.proven]
 
@@ -126,15 +133,24 @@ class Proofs:
             known.unproven = (*known.unproven, node)
         return False
 
-    def is_young(self, job: str, run: str) -> bool:
-        """Returns whether claims about a run count without proof, as it was first seen lately."""
+    def is_new(self, job: str, run: str) -> bool:
+        """Returns whether the ranks of a run, or their first operation, were first seen in the last ``grace_s``."""
         known = self._runs.get((job, run))
-        return known is not None and not self._trusted and self._now() < known.since + self._grace_s
+        return known is not None and self._is_new(known)
+
+    def _is_new(self, known: _Run) -> bool:
+        since = known.since if known.trains is None else known.trains
+        return not self._trusted and self._now() < since + self._grace_s
+
+    def _is_young(self, known: _Run) -> bool:
+        """Returns whether claims count without proof."""
+        starts = known.trains is None and self._now() < known.since + START_S
+        return self._is_new(known) or (starts and not self._trusted)
 
     def unproven(self, job: str, run: str) -> Sequence[str]:
         """Returns the nodes whose claims were examined, and do not count."""
         known = self._runs.get((job, run))
-        return () if known is None or known.whole or self.is_young(job, run) else known.unproven
+        return () if known is None or known.whole or self._is_young(known) else known.unproven
 
     def holding(self, job: str, run: str) -> Holding:
         """Returns the ranks of a run on this node."""
@@ -169,14 +185,17 @@ class Proofs:
                 self._examine(key, known)
 
     def _examine(self, key: _Key, known: _Run) -> None:
-        known.whole = self._local().holding(*key).whole
+        holding = self._local().holding(*key)
+        known.whole = holding.whole
+        if known.trains is None and holding.calls:
+            known.trains = self._now()
         claims = {one.node: one for one in self._peers.holders(*key)}
         wanted: list[str] = []
         if claims and not known.whole and not self._trusted:
             wanted = self._settle(key, known, claims)
         known.unproven = tuple(wanted)
         known.due = self._now() + known.pause
-        known.pause = min(2 * known.pause, _LONGEST_PAUSE_S)
+        known.pause = min(2 * known.pause, _YOUNG_PAUSE_S if self._is_young(known) else _LONGEST_PAUSE_S)
 
     def _settle(self, key: _Key, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
         """Asks nodes until all claims that matter are proven, or none shows more. Returns the others."""

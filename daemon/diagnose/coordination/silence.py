@@ -106,7 +106,7 @@ class SilentLeaders:
         before = _before(self._proofs, self._node, *key)
         holding = self._proofs.holding(*key)
         # A leader's findings are taken once it is proven to take part.
-        waits = self._proofs.is_young(*key) or not before or len(before) >= MAX_BEFORE
+        waits = self._proofs.is_new(*key) or not before or len(before) >= MAX_BEFORE
         if waits or not holding.living or holding.calls != known.calls:
             known.calls, known.still, known.until, known.problem = holding.calls, 0, None, ""
             return

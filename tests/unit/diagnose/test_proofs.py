@@ -10,7 +10,7 @@ import pytest
 from probing.api.errors import PeerError
 from probing.daemon.arrow import batch_of, ipc_bytes
 from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFacts, Sight, plain_address
-from probing.daemon.diagnose.coordination.proofs import MAX_ASKED, Proofs
+from probing.daemon.diagnose.coordination.proofs import MAX_ASKED, START_S, Proofs
 from probing.daemon.diagnose.coordination.sight import LocalSights
 
 KEY = ("job", "run")
@@ -176,27 +176,54 @@ def test_a_proof_holds_for_the_life_of_the_run(made: list[Proofs]) -> None:
 
 def test_connections_that_come_later_are_seen(made: list[Proofs]) -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
+    net.own = Sight(at(1), at(3))
     one = examined(made, net)
     assert parts(one) == []
-    net.own = Sight(at(1), at(2))
+    net.own = Sight(at(1), at(2, 3))
+    net.now += 1
     one.step()
     assert parts(one) == ["n2"]
     assert one.problems == []
 
 
-def test_all_claims_count_in_the_first_seconds_of_a_run_once(made: list[Proofs]) -> None:
+def test_all_claims_count_until_the_first_operation_and_some_seconds_longer_once(made: list[Proofs]) -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
+    # Its data come from elsewhere.
+    net.own, net.here = Sight(at(1), at(3)), net.here._replace(calls=0)
     one = Proofs("n1", net, lambda: Here(net), grace_s=GRACE_S, now=lambda: net.now)
     made.append(one)
     one.hold({KEY: True})
-    assert parts(one) == ["n2"]
-    # But nobody is believed about findings before it is proven.
-    assert not one.takes_part(*KEY, "n2")
-    net.now = GRACE_S
+    for _ in range(100):
+        net.now += 1
+        one.step()
+        assert parts(one) == ["n2"]
+        # But nobody is believed about findings before it is proven, and a silent leader is replaced.
+        assert not one.takes_part(*KEY, "n2")
+        assert one.is_new(*KEY) == (net.now < GRACE_S)
+    net.here = net.here._replace(calls=1)
+    for _ in range(8):
+        net.now += 1
+        one.step()
+        assert parts(one) == ["n2"]
+    assert one.is_new(*KEY)
+    net.now += GRACE_S
     one.hold({KEY: True})
     assert parts(one) == []
     net.claim("-")
+    net.here = net.here._replace(calls=0)
+    one.step()
     assert parts(one) == []
+
+
+def test_a_node_that_never_sees_an_operation_believes_no_claims_in_the_end(made: list[Proofs]) -> None:
+    net = Net(n2=Sight(at(2), at(1), at(2)))
+    net.here = net.here._replace(calls=0)
+    one = examined(made, net)
+    assert parts(one) == ["n2"]
+    net.now = START_S
+    one.step()
+    assert parts(one) == []
+    assert one.unproven(*KEY) == ("n2",)
 
 
 def test_a_job_whose_ranks_are_all_here_has_no_other_nodes(made: list[Proofs]) -> None:
@@ -226,6 +253,7 @@ def test_the_name_of_a_job_is_shown_without_control_characters(made: list[Proofs
     made.append(one)
     one.hold({("job\x1b[2J\n", "run"): True})
     one.step()
+    net.now = 1.0
     assert one.problems[0].isprintable()
 
 
