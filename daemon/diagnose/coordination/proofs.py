@@ -3,8 +3,8 @@
 Any node can say that it holds ranks of a job. It counts once it has answered by its name and a node that counts has
 ranks that are, or lately were, connected with an address of it; the first node that counts is this one. So each step is
 what the kernel of the node shows that sees it, never what a node says of itself. A node that counted once does so until
-the run ends. Until a rank here has completed its first operation, for which all are connected, and some seconds longer,
-in which connections are read, all claims count, once for a run.
+the run ends. Until a rank here has completed its first operation, for which all are connected, until connections of the
+ranks here were read, and some seconds longer, all claims count, once for a run.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Local(Protocol):
 
 @dataclass(slots=True)
 class _Run:
-    """``since``, ``due``, ``trains``: monotonic s; the last is when an operation was first seen to have ended; None: not
-    yet. ``proven``: what shows that a node takes part, by its name, in words. ``asked``: how often each was.
+    """``since``, ``due``, ``trains``: monotonic s; the last is when an operation had ended and connections were read;
+    None: not yet. ``proven``: what shows that a node takes part, by its name, in words. ``asked``: how often each was.
     ``sights``: of the nodes that have answered. ``whole``: all ranks are on this node. ``unproven``: the nodes that say
     that they take part, and of which nothing shows it."""
 
@@ -134,7 +134,7 @@ class Proofs:
         return False
 
     def is_new(self, job: str, run: str) -> bool:
-        """Returns whether the ranks of a run, or their first operation, were first seen in the last ``grace_s``."""
+        """Returns whether a run, or its first operation and its connections, were first seen in the last ``grace_s``."""
         known = self._runs.get((job, run))
         return known is not None and self._is_new(known)
 
@@ -187,7 +187,7 @@ class Proofs:
     def _examine(self, key: _Key, known: _Run) -> None:
         holding = self._local().holding(*key)
         known.whole = holding.whole
-        if known.trains is None and holding.calls:
+        if known.trains is None and holding.calls and self._local().sight(*key).peers:
             known.trains = self._now()
         claims = {one.node: one for one in self._peers.holders(*key)}
         wanted: list[str] = []

@@ -169,6 +169,7 @@ def test_a_proof_holds_for_the_life_of_the_run(made: list[Proofs]) -> None:
     assert parts(one) == ["n2"]
     one.hold({})
     one.hold({KEY: True})
+    net.own = Sight(at(1), at(3))
     one.step()
     net.now += GRACE_S
     assert parts(one) == []
@@ -248,6 +249,7 @@ def test_an_administrator_may_believe_all_claims(made: list[Proofs]) -> None:
 
 def test_the_name_of_a_job_is_shown_without_control_characters(made: list[Proofs]) -> None:
     net = Net()
+    net.own = Sight(at(1), at(3))
     net.holders = lambda job, run: [Holder("-", True, False)]  # type: ignore[method-assign]
     one = Proofs("n1", net, lambda: Here(net), grace_s=0.0, now=lambda: net.now)
     made.append(one)
