@@ -65,7 +65,7 @@ def test_the_coordinator_names_the_culprit_on_all_nodes(request: pytest.FixtureR
         apart_ns = ahead[int(answered["node"][1:]) - 1] * 1e9
         assert abs(answered["clock_offset_ns"] - apart_ns) <= answered["clock_error_ns"] + 1e6
     post = named(site, job)
-    assert [(c["rank"], c["node"]) for c in post["culprits"]] == [(CULPRIT, "n2")]
+    assert [(c["rank"], c["node"]) for c in post["culprits"]] == [(CULPRIT, "n2")], post["missing"]
     assert post["node"] == "n1"
     rows = [until(lambda d=d: findings(d, job), what=d.tail) for d in site.daemons]  # type: ignore[misc]
     assert [[row["found_by"] for row in own] for own in rows] == [["n1"]] * 3
@@ -90,7 +90,7 @@ def test_the_coordinator_names_the_culprit_on_all_nodes(request: pytest.FixtureR
 def test_the_next_node_names_the_culprit_where_the_coordinator_died(site: Site, job: Ranks) -> None:
     site.kill(0)
     post = named(site, job, 1)
-    assert [(c["rank"], c["node"]) for c in post["culprits"]] == [(CULPRIT, "n2")]
+    assert [(c["rank"], c["node"]) for c in post["culprits"]] == [(CULPRIT, "n2")], post["missing"]
     assert post["node"] == "n2"
     assert any("n1" in text for text in post["missing"])
     [row] = until(lambda: findings(site.daemons[2], job), what=site.daemons[2].tail)

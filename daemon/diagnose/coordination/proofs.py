@@ -134,7 +134,7 @@ class Proofs:
         return False
 
     def is_new(self, job: str, run: str) -> bool:
-        """Returns whether a run, or its first operation and its connections, were first seen in the last ``grace_s``."""
+        """Returns whether a run, or its first operation and connections, were first seen in the last ``grace_s``."""
         known = self._runs.get((job, run))
         return known is not None and self._is_new(known)
 
