@@ -18,6 +18,7 @@ from probing.api.errors import ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.clock import until_next
 from probing.daemon.cluster.keys import NodeKey
+from probing.daemon.cluster.record import Proof
 from probing.daemon.config import Config, shown
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import SERVICE
@@ -171,7 +172,8 @@ def _service(
         config=lambda: shown(config),
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
-    diagnosis = Diagnosis(config, collector, engine, JobPeers(membership, stubs, asyncio.get_running_loop()))
+    peers = JobPeers(membership, stubs, asyncio.get_running_loop())
+    diagnosis = Diagnosis(config, collector, engine, peers, lambda name: membership.proof_of(name) is Proof.CERTIFICATE)
     metrics = _metrics(config, node, engine, with_own, doors, lambda: service.calls, lambda: diagnosis.hooks, listeners)
 
     def all_sources() -> list[pb.Source]:
