@@ -12,7 +12,7 @@ from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import age, escape, plural, ranks_text, wrapped
-from probing.client.session import job_named, opened, require_job, sql_text, warn
+from probing.client.session import job_named, opened, require_live, sql_text, warn
 from probing.client.settings import Settings, seconds
 from probing.diagnosis.balance import Balance, Pair, RankTimes, balance, reads_or_writes
 
@@ -99,7 +99,7 @@ def run(settings: Settings, options: Options) -> None:
         job = job_named(cluster, options.job)
         found = _found(cluster, job, since)
         if not found and job is not None:
-            require_job(cluster, job)
+            require_live(cluster, job)
         paused = shown_pauses(settings, pause_lines(cluster))
     width = terminal_width() if settings.output is None else None
     head = ("job", "run")

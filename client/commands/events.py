@@ -10,7 +10,7 @@ from probing.client.render.by_job import by_job
 from probing.client.render.output import write_objects
 from probing.client.render.table import Field, terminal_width
 from probing.client.render.text import clock
-from probing.client.session import job_named, opened, require_job, sql_text, warn
+from probing.client.session import job_named, opened, sql_text, warn
 from probing.client.settings import Settings, seconds
 
 __all__ = ("EXAMPLES", "Options", "run")
@@ -37,8 +37,6 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
         rows = events(cluster, "true" if job is None else f"job = {sql_text(job)}", since)
-        if not rows and job is not None:
-            require_job(cluster, job)
         if len(rows) == MOST:
             warn(f"only the last {MOST:,} events are shown: ask for a job, or for less with --since")
         width = terminal_width() if settings.output is None else None

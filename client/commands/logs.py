@@ -15,7 +15,7 @@ from probing.client.options import Job, Rank, Since
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, dump_line, rows_of
 from probing.client.render.text import escape
-from probing.client.session import job_named, opened, require_job, sql_text, warn
+from probing.client.session import job_named, opened, sql_text, warn
 from probing.client.settings import Settings, seconds
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         chosen = Filter(job_named(cluster, options.job), options.rank, options.kind)
         found = collect(cluster, chosen, since)
-        if not found and chosen.job is not None:
-            require_job(cluster, chosen.job)
         if not found and not follow and settings.format == "table" and not _enabled(cluster):
             warn("lines are not collected: `probingctl config logs.enabled=true` switches that on, --job for one job")
         if len(found) == MOST_LINES:

@@ -16,7 +16,7 @@ from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import escape, size, wrapped
-from probing.client.session import job_named, opened, require_job
+from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
 
 __all__ = ("EXAMPLES", "Options", "run")
@@ -58,7 +58,7 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
         if job is not None:
-            require_job(cluster, job)
+            require_live(cluster, job)
         found = ask(cluster, {"memory": MEMORY, "processes": PROCESSES, "readings": READINGS})
     runs = _runs(found["memory"], found["processes"], found["readings"], job, options.limit)
     width = None if options.wide or settings.output is not None else terminal_width()

@@ -15,13 +15,13 @@ from probing.client.collectives.endings import ended_sql, exits
 from probing.client.collectives.silence import silent
 from probing.client.collectives.standing import LIVE, RECENT, idle, standing, standings
 from probing.client.collectives.text import people
-from probing.client.diagnosis.findings import OPEN, by_run
+from probing.client.diagnosis.findings import OPEN, open_by_run
 from probing.client.options import Job, Since
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import terminal_width
-from probing.client.session import job_named, opened, require_job, sql_text
+from probing.client.session import job_named, opened, require_live, sql_text
 from probing.client.settings import Settings, seconds
 from probing.federation.execution.clocks import spread_ns
 
@@ -64,7 +64,7 @@ def run(settings: Settings, options: Options) -> None:
         paused = pause_lines(cluster)
         found = collect(cluster, job, options.comm, since)
         if not found and job is not None:
-            require_job(cluster, job)
+            require_live(cluster, job)
         width = terminal_width() if settings.output is None else None
         write_objects(settings, found, shown_pauses(settings, paused) + people(found, since, width), _flat(found))
 
@@ -109,7 +109,7 @@ def _spread(cluster: Cluster, nodes: set[str]) -> int | None:
 
 def _stand(cluster: Cluster, found: _Found, results: dict[str, list[Row]], ends: list[Row], *, every_run: bool) -> None:
     """Adds the state of each run; with ``every_run`` also an entry without ``comm`` for a run without operations."""
-    runs, trainers = standings(results["live"], ends, by_run(results["findings"]))
+    runs, trainers = standings(results["live"], ends, open_by_run(results["findings"]))
     shown = {key[:2] for key in found}
     busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
     for run, live in trainers.items():

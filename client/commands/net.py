@@ -13,7 +13,7 @@ from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import plural, size
-from probing.client.session import job_named, opened, require_job, sql_text
+from probing.client.session import job_named, opened, require_live, sql_text
 from probing.client.settings import Settings, seconds
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def run(settings: Settings, options: Options) -> None:
         job = job_named(cluster, options.job)
         found = _read(cluster, job, seconds(options.since))
         if not found["tcp"] and job is not None:
-            require_job(cluster, job)
+            require_live(cluster, job)
     width = terminal_width() if settings.output is None else None
     write_objects(settings, found, _people(found, width, every=options.every), found["tcp"])
 

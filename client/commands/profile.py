@@ -14,7 +14,7 @@ from probing.client.profile.model import Profile
 from probing.client.profile.request import KINDS, Request, Selection, at_times, base_of, labels
 from probing.client.profile.samples import off_cpu_share, read_profiles
 from probing.client.profile.write import write_profiles
-from probing.client.session import hint, job_named, opened, require_job
+from probing.client.session import hint, job_named, opened
 from probing.client.settings import Settings, process_id, profile_format_of, seconds
 
 if TYPE_CHECKING:
@@ -122,8 +122,6 @@ def _with_jobs(cluster: Cluster, request: Request) -> Request:
 def _require(cluster: Cluster, selection: Selection, profile: Profile) -> None:
     if profile.samples:
         return
-    if selection.job:
-        require_job(cluster, selection.job)
     next_step = "`probingctl config sampling.hz` says whether there are samples, `probingctl status` what hinders them"
     if selection.state == "cpu" and off_cpu_share(cluster, selection) is not None:
         next_step = "--wall shows the time off the CPU: there are samples of that"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.client.collectives.endings import MOST, ended, recent
-from probing.client.diagnosis.findings import OPEN, Verdicts, by_run, verdict_lines
+from probing.client.diagnosis.findings import OPEN, Verdicts, open_by_run, verdict_lines
 from probing.client.options import Job, Wide
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.by_job import by_job
@@ -17,7 +17,7 @@ from probing.client.render.output import write_objects, write_rows
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, show_value, terminal_width
 from probing.client.render.text import clock, escape, wrapped
-from probing.client.session import job_named, opened, require_job, sql_text, warn
+from probing.client.session import job_named, opened, require_live, sql_text, warn
 from probing.client.settings import Settings, seconds
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def run(settings: Settings, options: Options) -> None:
         people = settings.format == "table"
         answer, found = _asked(cluster, where) if people else (cluster.processes(where), None)
         if job is not None and not answer.table.num_rows:
-            require_job(cluster, job)
+            require_live(cluster, job)
         if found is not None:
             rows = rows_of(answer.table)
             above = shown_pauses(settings, pause_lines(cluster)) + _verdicts(rows, found, width)
@@ -97,7 +97,7 @@ def _asked(cluster: Cluster, where: str) -> tuple[Answer, Verdicts]:
 
     statements = {"processes": processes_sql(where), "findings": OPEN.format(of_job=where or "true")}
     answers = cluster.answer_all(statements)
-    return answers["processes"], by_run(rows_of(answers["findings"].table))
+    return answers["processes"], open_by_run(rows_of(answers["findings"].table))
 
 
 def _verdicts(rows: Sequence[Row], found: Verdicts, width: int | None) -> str:

@@ -18,7 +18,7 @@ from probing.client.collectives.silence import Process, innermost, silent
 from probing.client.collectives.sql import RANKS
 from probing.client.collectives.standing import LIVE
 from probing.client.collectives.top_text import Frame, people
-from probing.client.diagnosis.findings import OPEN, by_run
+from probing.client.diagnosis.findings import OPEN, open_by_run
 from probing.client.interrupt import leaving_by_it
 from probing.client.options import Job
 from probing.client.paused import pause_lines, shown_pauses
@@ -26,7 +26,7 @@ from probing.client.render.output import write_objects
 from probing.client.render.rows import rows_of
 from probing.client.render.table import terminal_width
 from probing.client.render.text import escape
-from probing.client.session import job_named, opened, require_job, sql_text
+from probing.client.session import job_named, opened, require_live, sql_text
 from probing.client.settings import Settings, seconds
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run(settings: Settings, options: Options) -> None:
             job = job_named(cluster, options.job)
             frame = collect(cluster, job, window)
             if not frame.ranks and job is not None:
-                require_job(cluster, job)
+                require_live(cluster, job)
             width = terminal_width() if settings.output is None else None
             text = shown_pauses(settings, frame.paused) + people(frame, width, None)
             write_objects(settings, frame.ranks, text, frame.ranks)
@@ -145,7 +145,7 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     seen = Seen(
         live,
         exits(tables["ended"]),
-        by_run(rows_of(tables["findings"])),
+        open_by_run(rows_of(tables["findings"])),
         {process_of(row): {**row, "collectives_per_s": row["calls"] / seconds} for row in rates},
         {process_of(row): row for row in stepped},
         {process_of(row): row for row in sorted(inflight, key=lambda r: r["age_ns"] or 0)},

@@ -11,7 +11,7 @@ from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import terminal_width
 from probing.client.render.text import age, escape, when, wrapped
-from probing.client.session import require_job, sql_text, warn
+from probing.client.session import sql_text, warn
 from probing.client.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ _LINE = (
 def show(settings: Settings, cluster: Cluster, job: str | None, since: float) -> None:
     """Writes the findings of the last ``since`` seconds, oldest first. Raises NotFound for an unknown job."""
     rows = history(cluster, job, since, whole=settings.format in ("json", "jsonl"))
-    if not rows and job is not None:
-        require_job(cluster, job)
     width = terminal_width() if settings.output is None else None
     text = "".join(line + "\n" for row in rows for line in wrapped(escape(_line(row)), width))
     of_job = f" of job {job}" if job is not None else ""

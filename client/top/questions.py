@@ -6,9 +6,9 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from probing.client.collectives.endings import ended_sql
-from probing.client.diagnosis.findings import newest_sql
+from probing.client.diagnosis.findings import OPEN_COLUMNS, ROW_AGE, newest_sql
 
-__all__ = ("ENDED_S", "FINDING_COLUMNS", "MOST_RANKS", "Question", "questions", "statements")
+__all__ = ("ENDED_S", "MOST_RANKS", "Question", "questions", "statements")
 
 # How long a run that has ended stays in view, s.
 ENDED_S = 600.0
@@ -20,7 +20,6 @@ _RARELY = 60
 _HISTORY_S = 120
 _LATELY_S = 15
 _MOST_ROWS = 20_000
-FINDING_COLUMNS = ("node", "verdict", "severity", "state", "confidence", "sentence", "ranks", "victims", "opened")
 
 _RANKS = f"""
 SELECT node, job, run, rank, local_rank, world_size, pid, start_ns, state, command FROM process.processes
@@ -76,7 +75,7 @@ class Question(NamedTuple):
 
 def questions(where: str) -> dict[str, Question]:
     """Returns the questions by name; ``where`` is an SQL condition on the job. ``{since}`` is left in them."""
-    findings = newest_sql(f"ts > now() - INTERVAL 7 DAY AND {where}", FINDING_COLUMNS)
+    findings = newest_sql(f"ts > now() - INTERVAL 7 DAY AND {where}", OPEN_COLUMNS, ROW_AGE)
     given = {"where": where, "since": "{since}"}
     return {
         "ranks": Question(_RANKS.format(**given)),
