@@ -166,10 +166,15 @@ class Cluster(Queries):
         try:
             return ask(job)
         except NotFound:
+            if not job:
+                raise
             whole = job_named(self, job)
-            if whole != job:
-                return ask(whole)
-            if job and (ended := has_ended(self, job)) is not None:
+            try:
+                if whole != job:
+                    return ask(whole)
+            except NotFound:
+                pass
+            if (ended := has_ended(self, whole)) is not None:
                 raise ended from None
             raise
 

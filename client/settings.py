@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ __all__ = (
     "process_id",
     "profile_format_of",
     "read_token",
-    "seconds",
 )
 
 DEFAULT_TARGET = "unix:/run/probingd/probingd.sock"
@@ -38,7 +36,6 @@ _PROFILES = {
     ".pb.gz": "pprof",
     ".pprof": "pprof",
 }
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +120,6 @@ def conditions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
             raise UsageError(f"--where {part[:80]} is no label", hint="for example --where rack=r7, or node=gn0*")
         found.append((key, pattern))
     return tuple(found)
-
-
-def seconds(text: str) -> float:
-    """Returns ``500ms``, ``5``, ``30s``, ``5m``, ``2h`` or ``1d`` in seconds."""
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)(ms|s|m|h|d)?", text.strip())
-    length = float(match.group(1)) * _UNITS[match.group(2) or "s"] if match else 0.0
-    if not 0 < length <= 366 * 86400:
-        raise UsageError(f"{text} is no length of time", hint="for example 500ms, 30s, 5m, 2h, 1d")
-    return length
 
 
 def process_id(text: str) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.text import clock
+from probing.client.times import Interval
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,19 +23,19 @@ MOST = 1000
 _BEFORE_S = 86400
 _EVENTS = f"""
 SELECT ts, node, job, run, rank, role, pid, start_ns, event, exit_code, signal,
-  ts > now() - INTERVAL {{since}} SECOND AS recent
-FROM process.events WHERE event IN ({{kinds}}) AND ts > now() - INTERVAL {{before}} SECOND AND {{where}}
+  {{recent}} AS recent
+FROM process.events WHERE event IN ({{kinds}}) AND {{before}} AND {{where}}
 ORDER BY ts DESC LIMIT {4 * MOST}
 """
 
 
-def events(cluster: Cluster, where: str, since: float) -> list[Row]:
-    """Returns the starts, exits and kills of the last ``since`` seconds, oldest first, at most the MOST newest.
+def events(cluster: Cluster, where: str, during: Interval) -> list[Row]:
+    """Returns the starts, exits and kills in the interval ``during``, oldest first, at most the MOST newest.
 
     Each has ``oom``, ``first`` (it is the exit that was the first failure of its run) and ``detail``. ``where`` is an
     SQL condition on process.events.
     """
-    rows = _oldest_first(cluster.query(_sql(where, since, ("start", "identified", "exit", "oom_kill"))))
+    rows = _oldest_first(cluster.query(_sql(where, during, ("start", "identified", "exit", "oom_kill"))))
     # The identity of a process may be known a moment after its start.
     newest = {_process(row): row for row in rows}
     for row in rows:
@@ -42,19 +43,19 @@ def events(cluster: Cluster, where: str, since: float) -> list[Row]:
     return recent(row for row in _described(rows) if row["event"] != "identified")
 
 
-def ended(cluster: Cluster, where: str, since: float) -> list[Row]:
+def ended(cluster: Cluster, where: str, during: Interval) -> list[Row]:
     """Asks for ``exits``. ``where`` is an SQL condition on process.events."""
-    return exits(cluster.query(ended_sql(where, since)))
+    return exits(cluster.query(ended_sql(where, during)))
 
 
-def ended_sql(where: str, since: float) -> str:
+def ended_sql(where: str, during: Interval) -> str:
     """The question of ``exits``."""
-    return _sql(where, since, ("exit", "oom_kill"))
+    return _sql(where, during, ("exit", "oom_kill"))
 
 
 def exits(table: pa.Table) -> list[Row]:
-    """Returns the exits, oldest first, with the columns of ``events`` and ``recent``: whether it was in the last
-    ``since`` seconds. The day before that is included."""
+    """Returns the exits, oldest first, with the columns of ``events`` and ``recent``: whether it was in the
+    interval. The day before that is included."""
     return exits_of(_oldest_first(table))
 
 
@@ -68,10 +69,10 @@ def recent(rows: Iterable[Row]) -> list[Row]:
     return [{name: row[name] for name in row if name != "recent"} for row in rows if row["recent"]][-MOST:]
 
 
-def _sql(where: str, since: float, kinds: tuple[str, ...]) -> str:
-    seconds = max(1, round(since))
-    asked = {"kinds": ", ".join(f"'{kind}'" for kind in kinds), "since": seconds, "before": seconds + _BEFORE_S}
-    return _EVENTS.format(**asked, where=where)
+def _sql(where: str, during: Interval, kinds: tuple[str, ...]) -> str:
+    before = Interval(during.begin.earlier(_BEFORE_S), during.end).sql()
+    named = ", ".join(f"'{kind}'" for kind in kinds)
+    return _EVENTS.format(kinds=named, recent=during.sql(), before=before, where=where)
 
 
 def _oldest_first(table: pa.Table) -> list[Row]:

@@ -13,8 +13,10 @@ from probing.client.messages import Change, Setting
 from probing.client.options import For
 from probing.client.render.output import write_table
 from probing.client.render.table import Field
+from probing.client.render.text import when
 from probing.client.session import job_named, opened
-from probing.client.settings import Settings, process_id, seconds
+from probing.client.settings import Settings, process_id
+from probing.client.times import seconds
 
 __all__ = ("EXAMPLES", "Options", "run", "write_settings")
 
@@ -94,7 +96,7 @@ def _where(setting: Setting) -> str:
 
 def _ends(setting: Setting) -> str | None:
     if setting["until"] is not None:
-        return str(setting["until"])[:19] + "Z"
+        return when(str(setting["until"]))
     if setting["persisted"]:
         return "kept"
     particular = setting["job"] is not None or setting["pid"] is not None

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import NotFound, UsageError
-from probing.client.options import Job, Pids, Rank
+from probing.client.options import Job, Pids, Rank, Until
 from probing.client.profile.model import Profile
 from probing.client.profile.request import KINDS, Request, Selection, at_times, base_of, labels
 from probing.client.profile.samples import off_cpu_share, read_profiles
 from probing.client.profile.write import write_profiles
 from probing.client.session import hint, job_named, opened
-from probing.client.settings import Settings, process_id, profile_format_of, seconds
+from probing.client.settings import Settings, process_id, profile_format_of
+from probing.client.times import seconds
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -38,9 +39,9 @@ class Options:
     rank: Rank = None
     live: Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Sample now, for so long.")] = None
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From stored samples: how far back; 5m if left out.")
+        str | None, typer.Option(metavar="TIME", help="Stored samples: how far back, or an instant; 5m if left out.")
     ] = None
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --since: how far back to stop.")] = None
+    until: Until = None
     wall: Annotated[bool, typer.Option("--wall", help="Time on and off the CPU.")] = False
     off_cpu: Annotated[bool, typer.Option("--off-cpu", help="Only time off the CPU.")] = False
     hz: Annotated[int, typer.Option(min=1, max=999, metavar="N", help="With --seconds: samples a second.")] = 99

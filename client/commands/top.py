@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probing.api.errors import ProbingError, UsageError
+from probing.api.errors import PrivilegeError, ProbingError, UsageError
 from probing.client.collectives.endings import ended_sql, exits
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process, innermost, silent
@@ -25,9 +25,10 @@ from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import rows_of
 from probing.client.render.table import terminal_width
-from probing.client.render.text import escape
+from probing.client.render.text import escape, now_text
 from probing.client.session import job_named, opened, require_live, sql_text
-from probing.client.settings import Settings, seconds
+from probing.client.settings import Settings
+from probing.client.times import Bound, Interval, seconds
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -38,6 +39,8 @@ EXAMPLES = ("probingctl top --all-nodes --job 4711", "probingctl top --once")
 # Ends what textual's driver has switched on: bracketed paste, no line wrap, reports of resizes, keyboard protocol and
 # focus; the cursor and the previous contents of the terminal come back.
 _SCREEN_BACK = b"\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[<u\x1b[?1004l\x1b[?25h\x1b[?1049l"
+# How long the first answer is waited for before the screen is drawn without it, s.
+_FIRST_S = 1.0
 # The longest that the screen waits for a node, s.
 _PATIENCE_S = 5.0
 _RATES = """
@@ -83,10 +86,28 @@ def run(settings: Settings, options: Options) -> None:
         raise UsageError("top writes files and other formats with --once alone", hint="use `probingctl top --once`")
     if _on_screen():
         with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster:
+            with leaving_by_it():
+                _require_answer(cluster, settings)
             _screen(cluster, job_named(cluster, options.job), interval, window)
         return
     with opened(settings) as cluster, leaving_by_it():
+        _require_answer(cluster, settings)
         _lines(settings, cluster, job_named(cluster, options.job), interval, window)
+
+
+def _require_answer(cluster: Cluster, settings: Settings) -> None:
+    """Raises the error of the first answer where it stays: a right, a token or a socket that is missing.
+
+    A node that is slow, or that is being restarted, is waited for.
+    """
+    from probing.client.wire.errors import diagnose
+    from probing.federation.execution.fanout import fan_out
+
+    addresses = settings.nodes or (settings.target,)
+    found = fan_out(addresses, lambda a, left: (cluster.connection(a).status(left).node, None), _FIRST_S)
+    lasting = [f.error for f in found.failed if isinstance(f.error, PrivilegeError) or diagnose(f.address)]
+    if len(lasting) == len(addresses):
+        raise lasting[0]
 
 
 def _on_screen() -> bool:
@@ -120,7 +141,7 @@ def _lines(settings: Settings, cluster: Cluster, job: str | None, interval: floa
         except ProbingError as e:
             # The daemon may be restarting: the next frame asks again.
             text = escape(f"error: {e.message}") + "\n"
-        sys.stdout.write(time.strftime("-- %Y-%m-%d %H:%M:%SZ\n", time.gmtime()) + text)
+        sys.stdout.write(f"-- {now_text('%Y-%m-%d %H:%M:%S')}\n{text}")
         sys.stdout.flush()
         time.sleep(max(0.1, interval - (time.monotonic() - begun)))
 
@@ -133,10 +154,11 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     """Returns one frame: every trainer with its rate and lag over the last ``window`` seconds, and its state."""
     where = _where(job)
     seconds = max(1, round(window))
+    lately = Interval(Bound(seconds)).sql()
     statements = {
-        name: sql.format(where=where, of_job=where, window=seconds, since=seconds) for name, sql in _STATEMENTS.items()
+        name: sql.format(where=where, of_job=where, window=seconds, during=lately) for name, sql in _STATEMENTS.items()
     }
-    tables = cluster.query_all({**statements, "ended": ended_sql(where, _ENDED_S)})
+    tables = cluster.query_all({**statements, "ended": ended_sql(where, Interval(Bound(_ENDED_S)))})
     live, rates, late, inflight, stepped = (rows_of(tables[name]) for name in _ROWS)
     python, missing = _python(cluster, job) if live else ({}, [])
     lags: dict[Process, int] = {}

@@ -18,7 +18,8 @@ from probing.client.render.output import write_table
 from probing.client.render.table import Field
 from probing.client.render.text import age, escape
 from probing.client.session import job_named, opened, sql_text
-from probing.client.settings import Settings, process_id, seconds
+from probing.client.settings import Settings, process_id
+from probing.client.times import seconds
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster

@@ -10,6 +10,7 @@ from probing.client.collectives.endings import ended
 from probing.client.diagnosis.findings import ns_of
 from probing.client.jobs import sql_text
 from probing.client.render.rows import Row
+from probing.client.times import Bound, Interval
 from probing.diagnosis.facts import MAX_RANKS, Exit, Facts, Missing, Process, Rank
 from probing.diagnosis.words import exit_text, ranks_of
 
@@ -20,14 +21,14 @@ __all__ = ("facts_of_exits", "how_it_ended", "job_ended")
 
 _MOST_NAMED = 4
 _ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_LONGEST_S = 366 * 86400.0
+_EVER = Interval(Bound(366 * 86400.0))
 _UNSEEN = Missing("operations", "only the exits of its processes are known by now, not what they did")
 
 
 def facts_of_exits(cluster: Cluster, job: str) -> list[Facts]:
     """Returns facts of the run of ``job`` that ended last: its ranks with their exits; none where no exit is stored."""
     runs: dict[str, list[Row]] = {}
-    for row in ended(cluster, f"job = {sql_text(job)}", _LONGEST_S):
+    for row in ended(cluster, f"job = {sql_text(job)}", _EVER):
         runs.setdefault(str(row["run"] or ""), []).append(row)
     if not runs:
         return []

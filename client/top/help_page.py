@@ -16,16 +16,19 @@ KEYS
   s S                next and previous order: {", ".join(name for name, *_ in SORTS[:6])},
                      {", ".join(name for name, *_ in SORTS[6:])}
   r                  the other way round
-  / f                filter: words that must be in job, node, rankN, pid, state, operation, Python
+  / f                filter: words that must be in job, node, rankN, pid, state,
+                     operation, Python
   Esc                no filter
+  e                  hide the jobs that have ended; again: show them
   p, Space           stand still; again: go on
   ? h                this page
 
-JOBS, the one in trouble first
+JOBS, those that live first, of them the one in trouble
   STUCK FAILED       the daemon has found an error, or the first rank has failed
   SLOW WARNING       the daemon has found a warning; DIAGNOSIS is its sentence
   WAITS              a rank is in one operation for much longer than usual
   AWAY PAUSED        a node does not answer; its probes are paused
+  FAILED ENDED       below those that live: it failed, or ended, in the last 10 min
 
 RANKS
   !                  blamed by a finding         .  waits for such a rank

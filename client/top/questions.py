@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from probing.client.collectives.endings import ended_sql
 from probing.client.diagnosis.findings import OPEN_COLUMNS, ROW_AGE, newest_sql
+from probing.client.times import Bound, Interval
 
 __all__ = ("ENDED_S", "MOST_RANKS", "Question", "questions", "statements")
 
@@ -83,7 +84,7 @@ def questions(where: str) -> dict[str, Question]:
         "inflight": Question(_INFLIGHT.format(**given)),
         "steps": Question(_STEPS.format(**given)),
         "findings": Question(findings, every=_SELDOM),
-        "ended": Question(ended_sql(where, ENDED_S), every=_SELDOM),
+        "ended": Question(ended_sql(where, Interval(Bound(ENDED_S))), every=_SELDOM),
         "tables": Question(_TABLES, every=_RARELY),
         "memory": Question(_MEMORY.format(**given), every=_SELDOM),
         "cpu": Question(_CPU.format(**given), "cpu.utilization"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from probing.client.render.rows import Row
 from probing.client.top.model import RankKey, View, key_of
@@ -36,6 +36,7 @@ class State:
     """``page``: main, rank or help. ``top`` and ``scroll``: the first line that is shown of the ranks, and of a page.
 
     ``selected`` names a process, so that it stays selected when the order changes; ``position`` is where it stood.
+    ``ended``: jobs that have ended are shown.
     """
 
     page: str = "main"
@@ -46,6 +47,7 @@ class State:
     sort: int = 0
     reverse: bool = False
     filter: str = ""
+    ended: bool = True
     editing: bool = False
     paused: bool = False
 
@@ -90,6 +92,8 @@ class State:
             self.sort = (self.sort + (1 if character == "s" else -1)) % len(SORTS)
         elif character == "r":
             self.reverse = not self.reverse
+        elif character == "e":
+            self.ended = not self.ended
         return ""
 
     def _leaf(self, key: str, character: str | None, lines: int) -> str:
@@ -122,13 +126,16 @@ class State:
 
 
 def shown(view: View, state: State) -> tuple[Job, ...]:
-    """Returns the jobs with the ranks that pass the filter, in the chosen order; jobs without any are left out.
+    """Returns the jobs with the ranks that pass the filter, in the chosen order; jobs without any are left out, and
+    those that have ended where they are hidden.
 
     Each word of the filter must be in what names a rank, or what it does.
     """
     words = state.filter.lower().split()
     jobs = []
     for job in view.jobs:
+        if job.ended is not None and not state.ended:
+            continue
         ranks = [row for row in job.ranks if not words or _passes(row, job, words)]
         if ranks:
             jobs.append(_with(job, _sorted(ranks, state)))
@@ -146,7 +153,7 @@ def _moved(position: int, last: int, key: str, character: str | None, lines: int
 
 
 def _with(job: Job, ranks: Sequence[Row]) -> Job:
-    return Job(job.job, job.run, job.word, job.live, job.world, job.lines, job.verdicts, tuple(ranks))
+    return replace(job, ranks=tuple(ranks))
 
 
 def _passes(row: Row, job: Job, words: Sequence[str]) -> bool:

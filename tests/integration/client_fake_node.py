@@ -126,6 +126,7 @@ class FakeNode(NodeServicer):
         self.metadata: list[dict[str, Any]] = []
         self.engine = engine_version()
         self.paused = False
+        self.hold_status: threading.Event | None = None
         self.facts: dict[str, list[bytes]] = {}
         self.hardware: bytes = b""
         self.values: list[pb.Value] = []
@@ -306,6 +307,8 @@ class FakeNode(NodeServicer):
         return pb.ConfigReply(node=self.name, settings=shown)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
+        if self.hold_status is not None:
+            self.hold_status.wait(30)
         return pb.StatusReply(
             node=self.name,
             version="0.1.0",

@@ -488,7 +488,7 @@ def test_a_link_is_written_through(pair: tuple[FakeNode, FakeNode], ctl: Run, tm
         (("vars", "1000", "step", "--watch", "--job", "j1"), 2, "contradict"),
         (("vars", "a,b", "--watch"), 2, "no comma"),
         (("vars", "step", "--unwatch"), 2, "takes no names"),
-        (("vars", "--job", "nobody", "step"), 1, "no such process"),
+        (("vars", "--job", "nobody", "step"), 1, "there is no job nobody"),
         (("vars", "--job", "nobody", "step", "--watch"), 1, "no job nobody"),
         (("config", "nope"), 2, "no setting nope"),
         (("config", "sampling.hz=often"), 2, "often is no number"),
