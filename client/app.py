@@ -18,6 +18,7 @@ from probing.client.settings import (
     DEFAULT_TARGET,
     FORMATS,
     Settings,
+    check_suffix,
     conditions,
     format_of,
     node_list,
@@ -72,6 +73,8 @@ CLUSTER_COMMANDS = {
     "nodes": Entry("nodes", "The nodes that the target knows."),
 }
 RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are numbered and placed as they must be.")}
+# Commands whose files have formats of their own.
+_OWN_FILES = ("profile", "flamegraph", "export", "bugreport")
 _EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
 # As wide as the terminal, up to what reads well.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -224,6 +227,8 @@ def _group(kind: type[LazyGroup], name: str, text: str, epilog: str | None = Non
 
 def _begin(context: typer.Context, options: GlobalOptions) -> None:
     _help(context)
+    if options.output_format is None and context.invoked_subcommand not in _OWN_FILES:
+        check_suffix(options.output)
     context.obj = options.settings()
 
 

@@ -15,7 +15,9 @@ from probing.api.errors import UsageError
 __all__ = (
     "DEFAULT_TARGET",
     "FORMATS",
+    "PROFILE_SUFFIXES",
     "Settings",
+    "check_suffix",
     "conditions",
     "format_of",
     "node_list",
@@ -27,6 +29,7 @@ __all__ = (
 DEFAULT_TARGET = "unix:/run/probingd/probingd.sock"
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "arrow")
 _MAX_FILE = 1 << 20
+_TEXTS = ("txt", "text", "log", "out")
 _PROFILES = {
     ".svg": "svg",
     ".folded": "folded",
@@ -36,6 +39,8 @@ _PROFILES = {
     ".pb.gz": "pprof",
     ".pprof": "pprof",
 }
+PROFILE_SUFFIXES = tuple(_PROFILES)
+"""The suffixes of the formats that ``profile`` alone has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,20 @@ def format_of(output: Path | None) -> str:
     if kind == "json" and appended:
         return "jsonl"
     return kind if kind in FORMATS else "table"
+
+
+def check_suffix(output: Path | None, more: Sequence[str] = ()) -> None:
+    """Raises UsageError where the file's name ends in a suffix that is no format, none of a table and none of ``more``.
+
+    A file without suffix, such as a pipe or a device, gets a table.
+    """
+    name = "" if output is None else output.name.lower()
+    suffix = name.lstrip(".").rpartition(".")
+    if not suffix[1] or suffix[2] in (*FORMATS, *_TEXTS) or name.endswith(tuple(more)):
+        return
+    known = [f".{kind}" for kind in FORMATS if kind != "table"]
+    hint = f"{', '.join([*more, *known])}, .txt for a table, or any name with -f FORMAT"
+    raise UsageError(f"-o {name}: .{suffix[2]} is the suffix of no format", hint=hint)
 
 
 def profile_format_of(output: Path | None) -> str:

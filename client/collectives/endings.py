@@ -6,6 +6,7 @@ import signal as signals
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from probing.client.diagnosis.findings import ns_of
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.text import clock
 from probing.client.times import Interval
@@ -21,6 +22,9 @@ __all__ = ("MOST", "death_text", "ended", "ended_sql", "events", "exits", "exits
 MOST = 1000
 # The first failure of a run may lie this much further back, s.
 _BEFORE_S = 86400
+# A launcher polls its workers every 0.1 s or less often, and ends them one after the other.
+_ORDER_NS = 50_000_000
+_ORDERS = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP)
 _EVENTS = f"""
 SELECT ts, node, job, run, rank, role, pid, start_ns, event, exit_code, signal,
   {{recent}} AS recent
@@ -113,12 +117,28 @@ def _detail(row: Row) -> str:
 
 
 def _firsts(rows: Iterable[Row]) -> Iterable[Row]:
-    """The first failure of each run; ``rows`` are ordered by time."""
-    found: dict[tuple[Any, Any], Row] = {}
+    """The first failure of each run; ``rows`` are ordered by time. A run that was asked to end as a whole has none."""
+    runs: dict[tuple[Any, Any], list[Row]] = {}
     for row in rows:
         if row["event"] == "exit" and _failed(row):
-            found.setdefault((row["job"], row["run"]), row)
-    return found.values()
+            runs.setdefault((row["job"], row["run"]), []).append(row)
+    return [failed[0] for failed in runs.values() if not _ordered(failed)]
+
+
+def _ordered(failed: list[Row]) -> bool:
+    """Whether a scheduler, launcher or user asked all trainers of a run at once to end, and none failed of itself.
+
+    As diagnosis.deaths judges: a launcher that ends the others of a rank comes later than _ORDER_NS.
+    """
+    trainers = [row for row in failed if row["role"] == "trainer"]
+    first = trainers[0] if trainers else failed[0]
+    others = [row for row in trainers[1:] if row["node"] == first["node"]]
+    at_once = not others or _ns(others[0]["ts"]) - _ns(first["ts"]) <= _ORDER_NS
+    return len(trainers) > 1 and at_once and all(row["signal"] in _ORDERS for row in trainers)
+
+
+def _ns(ts: str) -> int:
+    return ns_of(ts) or 0
 
 
 def _failed(row: Row) -> bool:

@@ -29,7 +29,7 @@ _FIELDS = (
     Field("DEFAULT", "default", flex=True),
     Field("WHERE", "where"),
     Field("UNTIL", "ends"),
-    Field("MEANING", "doc", flex=True),
+    Field("MEANING", "doc", flex=True, wrap=True),
 )
 # Keys of Probing, whose server can move while it runs.
 _LISTEN = "probingd run --listen HOST:PORT, or listen in its configuration; `probingctl -t HOST:PORT` asks there"

@@ -15,7 +15,7 @@ from probing.client.profile.request import KINDS, Request, Selection, at_times, 
 from probing.client.profile.samples import off_cpu_share, read_profiles
 from probing.client.profile.write import write_profiles
 from probing.client.session import hint, job_named, opened
-from probing.client.settings import Settings, process_id, profile_format_of
+from probing.client.settings import PROFILE_SUFFIXES, Settings, check_suffix, process_id, profile_format_of
 from probing.client.times import seconds
 
 if TYPE_CHECKING:
@@ -63,12 +63,14 @@ class Options:
     ] = None
     gil: Annotated[bool, typer.Option("--gil", help="Only while the thread holds the GIL.")] = False
 
-    def request(self, output: Path | None = None) -> Request:
-        """``output`` is the file to write, whose ending may name the format.
+    def request(self, output: Path | None = None, *, named: bool = False) -> Request:
+        """``output`` is the file to write, whose ending may name the format; ``named``: -f names one.
 
         Raises UsageError for a value that cannot be read, and where options contradict each other.
         """
         kind = self.kind or profile_format_of(output)
+        if self.kind is None and not named:
+            check_suffix(output, PROFILE_SUFFIXES)
         if kind not in KINDS:
             raise UsageError(f"unknown output format {kind}", hint=f"one of {', '.join(KINDS)}")
         if self.wall and self.off_cpu:
@@ -90,7 +92,7 @@ class Options:
 
 
 def run(settings: Settings, options: Options) -> None:
-    request = options.request(settings.output)
+    request = options.request(settings.output, named=settings.named)
     if request.kind != "table" and settings.named and settings.format != "table":
         raise UsageError(f"-f {settings.format} and -F {request.kind} contradict each other", hint="leave one out")
     with opened(settings) as cluster:

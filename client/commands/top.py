@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probing.api.errors import PrivilegeError, ProbingError, UsageError
+from probing.api.errors import ProbingError, UsageError
 from probing.client.collectives.endings import ended_sql, exits
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process, innermost, silent
@@ -85,9 +85,8 @@ def run(settings: Settings, options: Options) -> None:
     if settings.format != "table" or settings.output is not None:
         raise UsageError("top writes files and other formats with --once alone", hint="use `probingctl top --once`")
     if _on_screen():
-        with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster:
-            with leaving_by_it():
-                _require_answer(cluster, settings)
+        with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster, leaving_by_it():
+            _require_answer(cluster, settings)
             _screen(cluster, job_named(cluster, options.job), interval, window)
         return
     with opened(settings) as cluster, leaving_by_it():
@@ -96,18 +95,14 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _require_answer(cluster: Cluster, settings: Settings) -> None:
-    """Raises the error of the first answer where it stays: a right, a token or a socket that is missing.
-
-    A node that is slow, or that is being restarted, is waited for.
-    """
-    from probing.client.wire.errors import diagnose
+    """Raises the error of the first answer, as other commands do. Nodes that are slow are waited for."""
+    from probing.client.wire.errors import is_late
     from probing.federation.execution.fanout import fan_out
 
     addresses = settings.nodes or (settings.target,)
     found = fan_out(addresses, lambda a, left: (cluster.connection(a).status(left).node, None), _FIRST_S)
-    lasting = [f.error for f in found.failed if isinstance(f.error, PrivilegeError) or diagnose(f.address)]
-    if len(lasting) == len(addresses):
-        raise lasting[0]
+    if not found.answered and not any(is_late(failed.error) for failed in found.failed):
+        raise found.failed[0].error
 
 
 def _on_screen() -> bool:

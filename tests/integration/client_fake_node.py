@@ -126,7 +126,9 @@ class FakeNode(NodeServicer):
         self.metadata: list[dict[str, Any]] = []
         self.engine = engine_version()
         self.paused = False
+        # Status waits for it; is raised by it.
         self.hold_status: threading.Event | None = None
+        self.refused: ProbingError | None = None
         self.facts: dict[str, list[bytes]] = {}
         self.hardware: bytes = b""
         self.values: list[pb.Value] = []
@@ -309,6 +311,8 @@ class FakeNode(NodeServicer):
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         if self.hold_status is not None:
             self.hold_status.wait(30)
+        if self.refused is not None:
+            self._abort(context, self.refused)
         return pb.StatusReply(
             node=self.name,
             version="0.1.0",

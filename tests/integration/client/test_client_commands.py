@@ -6,6 +6,7 @@ import contextlib
 import csv
 import fcntl
 import grp
+import http.server
 import io
 import json
 import os
@@ -30,9 +31,11 @@ import pytest
 from client_fake_node import FakeNode, process, thread
 from long import long_unless
 
-from probing.api.errors import PeerError, QueryMemory, QueryRejected
+from probing.api.errors import PeerError, QueryMemory, QueryRejected, Unauthenticated
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.tables import TABLES
 from probing.client.cluster import Cluster
+from probing.client.render import output
 
 Run = Callable[..., tuple[int, str, str]]
 # An Arrow message whose metadata of 16 bytes make no sense.
@@ -75,7 +78,9 @@ def _on_a_terminal(commands: list[str], columns: int) -> list[list[str]]:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     program = """
 import sys
+from probing.api.tables import TABLES
 from probing.client.main import main
+from probing.client.render import output
 for words in sys.argv[1:]:
     assert main(words.split()) == 0
     print("END", flush=True)
@@ -285,6 +290,8 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
     assert {"comm.ops", "process.processes"} <= {row["table"] for row in tables}
     columns = json.loads(ctl("tables", "comm.inflight", "-f", "json")[1])
     assert "age_ns" in {row["column"] for row in columns}
+    # In the order of their definition: a sentence refers to the one before.
+    assert [row["column"] for row in columns] == [column.name for column in TABLES["comm.inflight"].columns]
     assert ctl("tables", "no.such")[0] == 1
     status = json.loads(ctl("status", "--all-nodes", "-f", "json")[1])
     assert [(s["node"], s["uptime_ns"]) for s in status] == [("alpha", 390_000_000_000), ("beta", 390_000_000_000)]
@@ -326,6 +333,11 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
         (("vars", "--job", "nobody", "loss"), 1, "there is no job nobody"),
         (("config", "sampling.hz=7", "--job", "nobody"), 1, "there is no job nobody"),
         (("ranks", "check", "--job", "nobody"), 1, "there is no job nobody"),
+        (("ps", "-o", "/tmp/ps.yaml"), 2, ".yaml is the suffix of no format"),
+        (("query", "SELECT 1", "-o", "x.xlsx"), 2, ".xlsx is the suffix of no format"),
+        (("profile", "-o", "p.html"), 2, ".html is the suffix of no format"),
+        (("flamegraph", "-o", "p.html"), 2, ".html is the suffix of no format"),
+        (("cluster", "list", "-o", "x.jsno"), 2, ".jsno is the suffix of no format"),
         (("diagnose", "--since", "1h"), 2, "--since belongs to --history"),
         (("diagnose", "--until", "1h"), 2, "--until belongs to --history"),
         (("diagnose", "--full"), 2, "--full belongs to --history"),
@@ -391,6 +403,8 @@ def test_who_may_not_connect_hears_which_group_may(open_tmp_path: Path, ctl: Run
         os.seteuid(pwd.getpwnam("nobody").pw_uid)
         try:
             code, _, err = ctl("status", "-t", node.address)
+            # Nor does `top` repeat the error for ever.
+            assert ctl("top", "-t", node.address) == (code, "", err)
         finally:
             os.seteuid(was)
     assert (code, err) == (
@@ -623,3 +637,85 @@ def test_a_closed_pipe_is_no_error(pair: tuple[FakeNode, FakeNode]) -> None:
     )
     assert done.stderr == ""
     assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ["rows", "rows.txt", "rows.log", ".hidden"])
+def test_a_file_without_a_format_in_its_name_gets_the_table(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, name: str
+) -> None:
+    for words in ((), ("-f", "table")):
+        file = tmp_path / (name if not words else f"{name}.of-my-own")
+        assert ctl("ps", "-o", str(file), *words)[0] == 0
+        assert file.read_text().startswith("NODE ")
+
+
+def test_top_ends_where_the_first_answer_is_an_error(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    pair[0].refused = Unauthenticated("the token is wrong")
+    error = "error: the token is wrong\nhint: give the node's token by --token-file or PROBING_AUTH_TOKEN\n"
+    assert ctl("top") == (1, "", error)
+    assert ctl("top", "--all-nodes") == (1, "", error)
+    for word in ("unix:/nowhere.sock", "127.0.0.1:1"):
+        code, out, err = ctl("top", "-t", word)
+        assert (code, out, err.splitlines()[0].startswith(f"error: {word} does not answer: ")) == (1, "", True)
+        assert err.splitlines()[1].startswith("hint: is probingd running there")
+
+
+class _Web(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("words", [("status",), ("ps", "--all-nodes"), ("query", "SELECT 1"), ("top",), ("diagnose",)])
+def test_a_port_of_another_service_is_named(ctl: Run, words: tuple[str, ...]) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Web) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        code, out, err = ctl(*words, "-t", address)
+        server.shutdown()
+    assert (code, out) == (1, "")
+    assert err == (
+        f"error: {address} is no probingd: it does not speak gRPC\n"
+        "hint: another service listens there: -t takes the socket, or the port of `listen`, not that of `http`\n"
+    )
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_what_a_column_means_is_wrapped_between_words(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr(output, "terminal_width", lambda: width)
+    for words in (("tables", "comm.ops"), ("tables",), *([("config",)] if width == 80 else [])):
+        shown = ctl(*words)[1].replace("\x1b[1m", "").replace("\x1b[0m", "")
+        assert max(map(len, shown.splitlines())) <= width
+        assert not set(shown) & set("…~")
+        if words[-1] == "comm.ops":
+            for column in TABLES["comm.ops"].columns:
+                assert " ".join(column.doc.split()) in " ".join(shown.split())
+
+
+def _on_a_terminal(words: list[str], columns: int, environment: dict[str, str]) -> tuple[int, str]:
+    """Runs a command on a terminal of so many columns; returns its exit code and what it wrote."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    program = "import sys; from probing.client.main import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(ours, 65536):
+            shown += data
+    os.close(ours)
+    return process.wait(60), shown.decode("utf-8")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["ps", "nccl", "top --once", "stacks --merge", "memory", "net", "status", "tables comm.ops", "balance", "events"],
+)
+def test_a_terminal_of_twenty_columns(pair: tuple[FakeNode, FakeNode], words: str) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "COLUMNS"))}
+    code, shown = _on_a_terminal(shlex.split(words), 20, {**kept, "LANG": "C", "TZ": "Mars/Base"})
+    assert (code, "Traceback" in shown, shown.isascii()) == (0, False, True), shown
+    assert shown.strip()
