@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from probing.api.errors import NotFound
 from probing.client.collectives import sql as nccl_sql
 from probing.client.collectives.endings import ended_sql, exits
 from probing.client.collectives.silence import silent
@@ -66,10 +67,21 @@ def run(settings: Settings, options: Options) -> None:
         job = job_named(cluster, options.job)
         paused = pause_lines(cluster)
         found = collect(cluster, job, options.comm, during)
+        if not found and options.comm is not None:
+            _require_comm(cluster, job, options.comm)
         if not found and job is not None:
             require_live(cluster, job)
         width = terminal_width() if settings.output is None else None
         write_objects(settings, found, shown_pauses(settings, paused) + people(found, during, width), _flat(found))
+
+
+def _require_comm(cluster: Cluster, job: str | None, comm: str) -> None:
+    """Raises NotFound for a communicator that no node knows."""
+    of_job = "true" if job is None else f"job = {sql_text(job)}"
+    sql = f"SELECT count(*) AS known FROM comm.communicators WHERE comm = {sql_text(comm)} AND {of_job}"
+    if not rows_of(cluster.query(sql))[0]["known"]:
+        whose = "" if job is None else f" of job {job}"
+        raise NotFound(f"there is no communicator {comm}{whose}", hint="`probingctl nccl` shows those with operations")
 
 
 def collect(cluster: Cluster, job: str | None, comm: str | None, during: Interval) -> list[Row]:

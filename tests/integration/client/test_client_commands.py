@@ -72,20 +72,18 @@ def test_ps_fits_a_screen_of_80_columns(tmp_path: Path) -> None:
         assert sum("1000" in line for line in lines) == 1
 
 
-def _on_a_terminal(commands: list[str], columns: int) -> list[list[str]]:
+def _on_a_terminal(commands: list[str], columns: int, environment: dict[str, str] | None = None) -> list[list[str]]:
     """The lines that each command prints to a terminal, without what makes them bold."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     program = """
 import sys
-from probing.api.tables import TABLES
 from probing.client.main import main
-from probing.client.render import output
 for words in sys.argv[1:]:
     assert main(words.split()) == 0
     print("END", flush=True)
 """
-    child = subprocess.Popen([sys.executable, "-c", program, *commands], stdout=theirs, stderr=theirs)
+    child = subprocess.Popen([sys.executable, "-c", program, *commands], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     seen = b""
     with contextlib.suppress(OSError):
@@ -338,6 +336,7 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
         (("profile", "-o", "p.html"), 2, ".html is the suffix of no format"),
         (("flamegraph", "-o", "p.html"), 2, ".html is the suffix of no format"),
         (("cluster", "list", "-o", "x.jsno"), 2, ".jsno is the suffix of no format"),
+        (("nccl", "--comm", "defautl_pg"), 1, "there is no communicator defautl_pg"),
         (("diagnose", "--since", "1h"), 2, "--since belongs to --history"),
         (("diagnose", "--until", "1h"), 2, "--until belongs to --history"),
         (("diagnose", "--full"), 2, "--full belongs to --history"),
@@ -693,29 +692,8 @@ def test_what_a_column_means_is_wrapped_between_words(
                 assert " ".join(column.doc.split()) in " ".join(shown.split())
 
 
-def _on_a_terminal(words: list[str], columns: int, environment: dict[str, str]) -> tuple[int, str]:
-    """Runs a command on a terminal of so many columns; returns its exit code and what it wrote."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    program = "import sys; from probing.client.main import main; sys.exit(main())"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-    )
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):
-        while data := os.read(ours, 65536):
-            shown += data
-    os.close(ours)
-    return process.wait(60), shown.decode("utf-8")
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["ps", "nccl", "top --once", "stacks --merge", "memory", "net", "status", "tables comm.ops", "balance", "events"],
-)
-def test_a_terminal_of_twenty_columns(pair: tuple[FakeNode, FakeNode], words: str) -> None:
+def test_a_terminal_of_twenty_columns(pair: tuple[FakeNode, FakeNode]) -> None:
+    commands = ["ps", "nccl", "top --once", "stacks --merge", "memory", "net", "status", "tables comm.ops", "balance"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "COLUMNS"))}
-    code, shown = _on_a_terminal(shlex.split(words), 20, {**kept, "LANG": "C", "TZ": "Mars/Base"})
-    assert (code, "Traceback" in shown, shown.isascii()) == (0, False, True), shown
-    assert shown.strip()
+    outputs = _on_a_terminal([*commands, "events"], 20, {**kept, "LANG": "C", "TZ": "Mars/Base"})
+    assert all(output and all(line.isascii() for line in output) for output in outputs)

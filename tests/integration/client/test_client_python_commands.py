@@ -111,6 +111,25 @@ def test_native_frames_and_locals(pair: tuple[FakeNode, FakeNode], ctl: Run) -> 
     assert (node.stacks_asked[-1].native, node.stacks_asked[-1].locals) == (False, False)
 
 
+def test_a_variable_that_is_nowhere_is_an_error(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    def nowhere(rank: int, name: str) -> pb.Value:
+        value = variable(rank, name, "", None, reason=f"there is no variable {name!r} in any frame")
+        value.func = ""
+        return value
+
+    pair[0].values = [nowhere(0, "typo"), nowhere(1, "typo"), nowhere(0, "loss"), variable(1, "loss", "float", "1.5")]
+    code, out, err = ctl("vars", "--job", "j1", "typo")
+    assert (code, out, err.splitlines()[0]) == (1, "", "error: no such variable was found: typo")
+    # A name that some ranks have is none.
+    code, out, err = ctl("vars", "--job", "j1", "loss")
+    assert (code, len(out.splitlines()), err) == (0, 3, "")
+    code, out, err = ctl("vars", "--job", "j1", "loss", "typo")
+    assert (code, err) == (0, "warning: no such variable was found: typo\n")
+    # One that is there and cannot be read is no typo.
+    pair[0].values = [variable(0, "loss", "Tensor", None, reason="on cuda:0")]
+    assert ctl("vars", "--job", "j1", "loss")[0] == 0
+
+
 def test_threads_without_a_frame_are_one_line(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
     names = ("pin_memory", "pt_autograd_0", "cuda-EvtHandlr", "cuda-EvtHandlr")
     idle = [thread(0, 1000, 6000 + n, name, gil=False) for n, name in enumerate(names)]
