@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import ProbingError, UsageError
-from probing.client.collectives.endings import ended_sql, exits
+from probing.client.collectives.endings import ended, ended_sql, exits, recent
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process, innermost, silent
 from probing.client.collectives.sql import RANKS
@@ -58,8 +58,8 @@ SELECT node, job, run, comm, comm_rank, rank, pid, op, seq, age_ns FROM comm.inf
 """
 _STATEMENTS = {"live": LIVE, "rates": _RATES, "ranks": RANKS, "inflight": _INFLIGHT, "steps": _STEPS, "findings": OPEN}
 _ROWS = ("live", "rates", "ranks", "inflight", "steps")
-# How long a run that has ended stays in view, s.
-_ENDED_S = 600.0
+# How long a run that has ended stays in view.
+_SHOWN_ENDED = Interval(Bound(600.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ def run(settings: Settings, options: Options) -> None:
     if _on_screen():
         with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster, leaving_by_it():
             _require_answer(cluster, settings)
-            _screen(cluster, job_named(cluster, options.job), interval, window)
+            _screen(cluster, _job(cluster, options.job), interval, window)
         return
     with opened(settings) as cluster, leaving_by_it():
         _require_answer(cluster, settings)
-        _lines(settings, cluster, job_named(cluster, options.job), interval, window)
+        _lines(settings, cluster, _job(cluster, options.job), interval, window)
 
 
 def _require_answer(cluster: Cluster, settings: Settings) -> None:
@@ -103,6 +103,14 @@ def _require_answer(cluster: Cluster, settings: Settings) -> None:
     found = fan_out(addresses, lambda a, left: (cluster.connection(a).status(left).node, None), _FIRST_S)
     if not found.answered and not any(is_late(failed.error) for failed in found.failed):
         raise found.failed[0].error
+
+
+def _job(cluster: Cluster, text: str | None) -> str | None:
+    """Returns the job that --job names. Raises NotFound for one that ended before what the screen shows."""
+    job = job_named(cluster, text)
+    if job is not None and not recent(ended(cluster, _where(job), _SHOWN_ENDED)):
+        require_live(cluster, job)
+    return job
 
 
 def _on_screen() -> bool:
@@ -153,7 +161,7 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     statements = {
         name: sql.format(where=where, of_job=where, window=seconds, during=lately) for name, sql in _STATEMENTS.items()
     }
-    tables = cluster.query_all({**statements, "ended": ended_sql(where, Interval(Bound(_ENDED_S)))})
+    tables = cluster.query_all({**statements, "ended": ended_sql(where, _SHOWN_ENDED)})
     live, rates, late, inflight, stepped = (rows_of(tables[name]) for name in _ROWS)
     python, missing = _python(cluster, job) if live else ({}, [])
     lags: dict[Process, int] = {}

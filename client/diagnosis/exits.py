@@ -6,11 +6,9 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from probing.client.collectives.endings import ended
 from probing.client.diagnosis.findings import ns_of
 from probing.client.jobs import sql_text
-from probing.client.render.rows import Row
-from probing.client.times import Bound, Interval
+from probing.client.render.rows import Row, rows_of
 from probing.diagnosis.facts import MAX_RANKS, Exit, Facts, Missing, Process, Rank
 from probing.diagnosis.words import exit_text, ranks_of
 
@@ -21,15 +19,21 @@ __all__ = ("facts_of_exits", "how_it_ended", "job_ended")
 
 _MOST_NAMED = 4
 _ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_EVER = Interval(Bound(366 * 86400.0))
+_EXITS = """
+SELECT ts, node, run, rank, role, pid, start_ns, event, exit_code, signal FROM process.events
+WHERE event IN ('exit', 'oom_kill') AND job = {job} ORDER BY ts DESC LIMIT 10000
+"""
 _UNSEEN = Missing("operations", "only the exits of its processes are known by now, not what they did")
 
 
 def facts_of_exits(cluster: Cluster, job: str) -> list[Facts]:
     """Returns facts of the run of ``job`` that ended last: its ranks with their exits; none where no exit is stored."""
     runs: dict[str, list[Row]] = {}
-    for row in ended(cluster, f"job = {sql_text(job)}", _EVER):
-        runs.setdefault(str(row["run"] or ""), []).append(row)
+    rows = rows_of(cluster.query(_EXITS.format(job=sql_text(job))))[::-1]
+    out_of_memory = {_identity(row) for row in rows if row["event"] == "oom_kill"}
+    for row in rows:
+        if row["event"] == "exit":
+            runs.setdefault(str(row["run"] or ""), []).append({**row, "oom": _identity(row) in out_of_memory})
     if not runs:
         return []
     run, rows = max(runs.items(), key=lambda item: str(item[1][-1]["ts"]))
@@ -52,6 +56,10 @@ def _facts(job: str, run: str, rows: Sequence[Row]) -> Facts:
         processes=tuple(others),
         missing=(_UNSEEN,),
     )
+
+
+def _identity(row: Row) -> tuple[object, ...]:
+    return row["node"], row["pid"], row["start_ns"]
 
 
 def _numbered(rank: object) -> bool:

@@ -697,3 +697,60 @@ def test_a_terminal_of_twenty_columns(pair: tuple[FakeNode, FakeNode]) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "COLUMNS"))}
     outputs = _on_a_terminal([*commands, "events"], 20, {**kept, "LANG": "C", "TZ": "Mars/Base"})
     assert all(output and all(line.isascii() for line in output) for output in outputs)
+
+
+def test_times_are_those_of_the_zone_in_tables_alone(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sql = "SELECT make_timestamp_ns(1795717800123456789) AS t"
+    in_utc, there = "2026-11-26T18:30:00.123456789Z", "2026-11-27T02:30:00.123456789+08:00"
+    assert ctl("query", sql)[1].splitlines()[1] == in_utc
+    assert ctl("query", sql, "--tz", "Asia/Shanghai")[1].splitlines()[1] == there
+    monkeypatch.setenv("PROBING_TZ", "+08:00")
+    assert ctl("query", sql)[1].splitlines()[1] == there
+    assert ctl("query", sql, "--tz", "UTC")[1].splitlines()[1] == in_utc
+    # Programs get UTC, whatever people like.
+    for form in ("json", "jsonl", "csv"):
+        assert in_utc in ctl("query", sql, "-f", form)[1]
+    monkeypatch.delenv("PROBING_TZ")
+    file = tmp_path / "probing" / "client.toml"
+    file.parent.mkdir()
+    file.write_text('tz = "Asia/Shanghai"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert ctl("query", sql)[1].splitlines()[1] == there
+    file.write_text('zone = "UTC"\n')
+    code, _, err = ctl("query", sql)
+    assert (code, err.splitlines()[0]) == (2, f"error: {file}: there is no setting zone")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nccl",),
+        ("balance",),
+        ("net",),
+        ("logs",),
+        ("events",),
+        ("ps", "--ended"),
+        ("rdma",),
+        ("profile",),
+        ("diagnose", "--history"),
+    ],
+)
+def test_every_command_takes_instants_and_lengths(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, words: tuple[str, ...]
+) -> None:
+    pair[0].settings["logs.enabled"] = "true"
+    printed = (
+        ("2026-11-27 02:10:00Z", "2026-11-27T02:30:00.000000000Z", ("1795745400", "2026-11-27 02:10:00")),
+        ("2h10m", "1.5h", ("INTERVAL 7800000 MILLISECOND",)),
+        ("00:00:01Z", "now", ("make_timestamp_ns(", "TIMESTAMP '")),
+    )
+    for since, until, begins in printed:
+        pair[0].asked.clear()
+        code, _, err = ctl(*words, "--since", since, "--until", until)
+        # Of samples alone nothing is an error.
+        assert code == 0 or (words, code) == (("profile",), 1), err
+        assert any(begin in sql for sql in pair[0].asked for begin in begins)
+    code, _, err = ctl(*words, "--since", "soon")
+    assert (code, err.splitlines()[0]) == (2, "error: soon is no time")
