@@ -28,6 +28,7 @@ EXAMPLES = (
     "probingctl profile 31337 --seconds 30 -o profile.svg",
 )
 _MOST_LIVE_S = 3600
+_HZ = 99
 # Share of the training threads' time off the CPU above which a profile of the rest hides the cause.
 _MOSTLY = 0.5
 
@@ -44,7 +45,9 @@ class Options:
     until: Until = None
     wall: Annotated[bool, typer.Option("--wall", help="Time on and off the CPU.")] = False
     off_cpu: Annotated[bool, typer.Option("--off-cpu", help="Only time off the CPU.")] = False
-    hz: Annotated[int, typer.Option(min=1, max=999, metavar="N", help="With --seconds: samples a second.")] = 99
+    hz: Annotated[
+        int | None, typer.Option(min=1, max=999, metavar="N", help="With --seconds: samples a second, 99 if left out.")
+    ] = None
     by: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="What to keep apart: rank, thread, pid, node, job; A,B for several."),
@@ -77,6 +80,8 @@ class Options:
             raise UsageError("--wall and --off-cpu contradict each other", hint="--wall is time on and off the CPU")
         if self.live is not None and (self.since is not None or self.until is not None):
             raise UsageError("--seconds samples now, --since and --until look back", hint="leave one out")
+        if self.hz is not None and self.live is None:
+            raise UsageError("--hz belongs to --seconds", hint="stored samples have their rate: `probingctl config`")
         live = 0.0 if self.live is None else seconds(self.live)
         if live > _MOST_LIVE_S:
             raise UsageError("--seconds is for an hour at most", hint="samples are stored anyway: use --since later")
@@ -88,7 +93,7 @@ class Options:
         if base is not None and kind == "pprof":
             advice = "write two profiles and compare them with pprof -diff_base"
             raise UsageError("a pprof file holds no difference", hint=advice)
-        return Request(selected, base, kind, live, self.hz, labels(self.by), self.lines)
+        return Request(selected, base, kind, live, self.hz or _HZ, labels(self.by), self.lines)
 
 
 def run(settings: Settings, options: Options) -> None:

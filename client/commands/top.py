@@ -66,12 +66,14 @@ _SHOWN_ENDED = Interval(Bound(600.0))
 class Options:
     job: Job = None
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False
-    interval: Annotated[str, typer.Option(metavar="TIME", help="Time between frames.")] = "1s"
+    interval: Annotated[str | None, typer.Option(metavar="TIME", help="Time between frames, 1s if left out.")] = None
     window: Annotated[str, typer.Option(metavar="TIME", help="Time over which rates and lags are taken.")] = "10s"
 
 
 def run(settings: Settings, options: Options) -> None:
-    interval, window = seconds(options.interval), seconds(options.window)
+    if options.once and options.interval is not None:
+        raise UsageError("--once prints one frame, and --interval is between two", hint="leave one out")
+    interval, window = seconds(options.interval or "1s"), seconds(options.window)
     if options.once:
         with opened(settings) as cluster:
             job = job_named(cluster, options.job)

@@ -36,11 +36,12 @@ class State:
     """``page``: main, rank or help. ``top`` and ``scroll``: the first line that is shown of the ranks, and of a page.
 
     ``selected`` names a process, so that it stays selected when the order changes; ``position`` is where it stood.
-    ``ended``: jobs that have ended are shown.
+    ``chosen``: the user has selected it; until then the first rank is. ``ended``: jobs that have ended are shown.
     """
 
     page: str = "main"
     selected: RankKey | None = None
+    chosen: bool = False
     position: int = 0
     top: int = 0
     scroll: int = 0
@@ -67,6 +68,8 @@ class State:
     def follow(self, rows: Sequence[Row]) -> None:
         """Keeps the selection on its process among the shown ``rows``, or on its place where that is gone."""
         keys = [key_of(row) for row in rows]
+        if not self.chosen and self.page == "main":
+            self.selected, self.position = None, 0
         if self.selected in keys:
             self.position = keys.index(self.selected)
             return
@@ -77,10 +80,10 @@ class State:
     def _main(self, key: str, character: str | None, view: View, lines: int) -> str:
         rows = [row for job in shown(view, self) for row in job.ranks]
         if (to := _moved(self.position, len(rows) - 1, key, character, lines)) is not None:
-            self.position = to
+            self.position, self.chosen = to, True
             self.selected = key_of(rows[to]) if rows else None
         elif key == "enter" and self.selected is not None:
-            self.page, self.scroll = "rank", 0
+            self.page, self.scroll, self.chosen = "rank", 0, True
             return "open"
         elif character in ("?", "h"):
             self.page, self.scroll = "help", 0

@@ -221,7 +221,12 @@ def test_nccl_names_the_rank_that_is_not_there(pair: tuple[FakeNode, FakeNode], 
     assert "IN FLIGHT all_reduce seq 50 for 35.0 s: ranks 0-1,3; not in it: 2" in text
     assert "40.0 ms" in text
     assert all(len(line) <= 100 for line in text.splitlines())
-    assert ctl("nccl", "--job", "j1", "--comm", "other")[1].startswith("(no collective")
+    past = ("--since", "2h", "--until", "1h")
+    assert ctl("nccl", "--job", "j1", "--comm", "default_pg", *past)[1] == (
+        "(no collective from 2h00m ago until 1h00m ago)\n"
+    )
+    code, _, err = ctl("nccl", "--job", "j1", "--comm", "other")
+    assert (code, err.splitlines()[0]) == (1, "error: there is no communicator other of job j1")
 
 
 def test_stacks_are_by_rank_and_innermost_first(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
@@ -337,6 +342,8 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
         (("flamegraph", "-o", "p.html"), 2, ".html is the suffix of no format"),
         (("cluster", "list", "-o", "x.jsno"), 2, ".jsno is the suffix of no format"),
         (("nccl", "--comm", "defautl_pg"), 1, "there is no communicator defautl_pg"),
+        (("top", "--once", "--interval", "5s"), 2, "--once prints one frame"),
+        (("profile", "--hz", "19"), 2, "--hz belongs to --seconds"),
         (("diagnose", "--since", "1h"), 2, "--since belongs to --history"),
         (("diagnose", "--until", "1h"), 2, "--until belongs to --history"),
         (("diagnose", "--full"), 2, "--full belongs to --history"),

@@ -252,6 +252,21 @@ def test_what_lives_stands_above_what_has_ended() -> None:
     assert len(shown(view, state)) == 5
 
 
+def test_the_first_rank_is_selected_until_the_user_selects_one() -> None:
+    model, state = Model(10.0), State()
+    over = [gone(0, "over", "2026-11-22T03:12:07Z", exit_code=1)]
+    main_page(update(model, 1.0, ended=over), state, 80, 24, "alpha", 1.0)
+    assert state.selected == ("a", 500, 7)
+    # A job that lives comes above.
+    view = update(model, 2.0, ranks=[rank(0), rank(1)], ended=over)
+    main_page(view, state, 80, 24, "alpha", 2.0)
+    assert state.selected == ("a", 100, 7)
+    state.press("j", "j", view, 10)
+    first = update(model, 3.0, ranks=[{**rank(9), "job": "a-first"}, rank(0), rank(1)], ended=over)
+    main_page(first, state, 80, 24, "alpha", 3.0)
+    assert state.selected == ("a", 101, 7)
+
+
 def test_hidden_jobs_are_said_where_nothing_else_is_there() -> None:
     view = update(Model(10.0), 1.0, ended=[gone(0, "over", "2026-11-22T03:12:07Z", exit_code=0)])
     texts = [text_of(line) for line in main_page(view, State(ended=False), 80, 24, "alpha", 1.0).lines]
