@@ -86,7 +86,7 @@ def _communicator(
     news = [f"  {line}" for line in (*verdicts, *waits(own), *standing, *_failures(own))]
     lines = [*_head(own), *(part for line in news for part in wrapped(escape(line), width))]
     inner = None if width is None else width - 4
-    tables = [f"  {during.text()}, all ranks together:"] if own["ops"] else ["  no collective was seen lately"]
+    tables = [f"  {during.text()}, all ranks together:"] if own["ops"] else [f"  no collective {during.text()}"]
     if own["ops"]:
         tables.extend(f"    {line}" for line in _operations(own["ops"], inner))
         tables.extend(f"  {escape(line)}" for line in _total(own["totals"]))

@@ -69,7 +69,7 @@ def run(settings: Settings, options: Options) -> None:
         found = collect(cluster, job, options.comm, during)
         if not found and options.comm is not None:
             _require_comm(cluster, job, options.comm)
-        if not found and job is not None:
+        if not found and job is not None and during.open:
             require_live(cluster, job)
         width = terminal_width() if settings.output is None else None
         write_objects(settings, found, shown_pauses(settings, paused) + people(found, during, width), _flat(found))

@@ -222,9 +222,10 @@ def test_nccl_names_the_rank_that_is_not_there(pair: tuple[FakeNode, FakeNode], 
     assert "40.0 ms" in text
     assert all(len(line) <= 100 for line in text.splitlines())
     past = ("--since", "2h", "--until", "1h")
-    assert ctl("nccl", "--job", "j1", "--comm", "default_pg", *past)[1] == (
-        "(no collective from 2h00m ago until 1h00m ago)\n"
-    )
+    shown = ctl("nccl", "--job", "j1", "--comm", "default_pg", *past)[1]
+    assert shown.splitlines()[-1] == "  no collective from 2h00m ago until 1h00m ago"
+    assert "IN FLIGHT" not in shown
+    assert ctl("nccl", "--job", "j1", *past)[1] == "(no collective from 2h00m ago until 1h00m ago)\n"
     code, _, err = ctl("nccl", "--job", "j1", "--comm", "other")
     assert (code, err.splitlines()[0]) == (1, "error: there is no communicator other of job j1")
 

@@ -96,7 +96,16 @@ def test_a_command_for_living_processes_says_when_a_job_ended(
 
 @pytest.mark.parametrize(
     "command",
-    [("events",), ("ps", "--ended"), ("logs",), ("diagnose",), ("diagnose", "--history"), ("nccl", "--since", "2h")],
+    [
+        ("nccl", "--since", "2h", "--until", "90m"),
+        ("balance", "--since", "2h", "--until", "30m"),
+        ("events",),
+        ("ps", "--ended"),
+        ("logs",),
+        ("diagnose",),
+        ("diagnose", "--history"),
+        ("nccl", "--since", "2h"),
+    ],
 )
 def test_a_command_for_what_is_stored_answers(node: FakeNode, ctl: Run, command: tuple[str, ...]) -> None:
     code, out, _ = ctl(*command, "--job", "29508")
