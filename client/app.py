@@ -12,17 +12,20 @@ from typer.core import TyperOption
 from typer.main import get_command
 
 from probing.api.errors import UsageError
+from probing.client.defaults import zone_of
 from probing.client.lazy import Entry, LazyGroup, taking
 from probing.client.settings import (
     DEFAULT_TARGET,
     FORMATS,
     Settings,
+    check_suffix,
     conditions,
     format_of,
     node_list,
     read_token,
-    seconds,
 )
+from probing.client.times import seconds
+from probing.client.zone import use as use_zone
 
 __all__ = ("GlobalOptions", "Program", "program")
 
@@ -70,6 +73,8 @@ CLUSTER_COMMANDS = {
     "nodes": Entry("nodes", "The nodes that the target knows."),
 }
 RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are numbered and placed as they must be.")}
+# Commands whose files have formats of their own.
+_OWN_FILES = ("profile", "flamegraph", "export", "bugreport")
 _EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
 # As wide as the terminal, up to what reads well.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -123,13 +128,23 @@ class GlobalOptions:
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File for the nodes that answered or failed, as JSON.")
     ] = None
+    tz: Annotated[
+        str | None,
+        typer.Option(
+            "--tz", envvar="PROBING_TZ", metavar="ZONE", help="Zone of times: Asia/Shanghai, +08:00, local; else UTC."
+        ),
+    ] = None
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Time for all answers, such as 5 or 500ms.")] = "30s"
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False
 
     def settings(self) -> Settings:
-        """Raises UsageError for an unknown format, an empty list of nodes or a wrong length of time."""
+        """Raises UsageError for an unknown format, an empty list of nodes, a wrong length of time or time zone.
+
+        From then on times are those of the zone.
+        """
+        use_zone(zone_of(self.tz))
         if self.output_format is not None and self.output_format not in FORMATS:
             raise UsageError(f"unknown format {self.output_format}", hint=f"one of {', '.join(FORMATS)}")
         if self.where and self.nodes is not None:
@@ -212,6 +227,8 @@ def _group(kind: type[LazyGroup], name: str, text: str, epilog: str | None = Non
 
 def _begin(context: typer.Context, options: GlobalOptions) -> None:
     _help(context)
+    if options.output_format is None and context.invoked_subcommand not in _OWN_FILES:
+        check_suffix(options.output)
     context.obj = options.settings()
 
 

@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.deletions import require_no_deletion
+from probing.client.jobs import has_ended, job_named
 from probing.client.messages import (
     Change,
     Failure,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Cluster", "Stacks", "Variables", "processes_sql")
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
@@ -54,7 +57,11 @@ class Variables:
 
 
 class Cluster(Queries):
-    """All questions to nodes: SQL, processes, stacks, variables, settings, status. ``Nodes`` explains the arguments."""
+    """All questions to nodes: SQL, processes, stacks, variables, settings, status. ``Nodes`` explains the arguments.
+
+    ``job`` is what ``--job`` takes: a name, the end of a name, a run, or a pid. A method raises NotFound for a job that
+    no node knows, and for one that has ended, with the time; UsageError where several jobs fit.
+    """
 
     def ps(self) -> pa.Table:
         """Returns the training processes, with the columns of process.processes."""
@@ -68,12 +75,16 @@ class Cluster(Queries):
         self, pids: Sequence[int] = (), job: str = "", *, native: bool = False, local_variables: bool = False
     ) -> Stacks:
         """Returns the stacks of all threads of the processes. Raises NotFound where no node has one of them."""
-        # A request for each node: its call writes a deadline into it.
-        replies = self.some(
-            lambda connection, seconds: connection.stacks(
-                pb.StacksRequest(pids=pids, job=job, native=native, locals=local_variables), seconds
+
+        def ask(name: str) -> list[pb.StacksReply]:
+            # A request for each node: its call writes a deadline into it.
+            return self.some(
+                lambda connection, seconds: connection.stacks(
+                    pb.StacksRequest(pids=pids, job=name, native=native, locals=local_variables), seconds
+                )
             )
-        )
+
+        replies = self._of_job(job, ask)
         return Stacks(
             [
                 thread_of(reply.node, thread, native=native, local_variables=local_variables)
@@ -85,9 +96,13 @@ class Cluster(Queries):
 
     def variables(self, names: Sequence[str], pids: Sequence[int] = (), job: str = "") -> Variables:
         """Returns values of the dotted ``names`` in the processes. Raises NotFound where no node has one of them."""
-        replies = self.some(
-            lambda connection, seconds: connection.variables(pb.VarsRequest(pids=pids, job=job, names=names), seconds)
-        )
+
+        def ask(name: str) -> list[pb.VarsReply]:
+            return self.some(
+                lambda connection, left: connection.variables(pb.VarsRequest(pids=pids, job=name, names=names), left)
+            )
+
+        replies = self._of_job(job, ask)
         return Variables(
             [value_of(reply.node, value) for reply in replies for value in reply.values],
             [failure_of(reply.node, failed) for reply in replies for failed in reply.failures],
@@ -99,8 +114,12 @@ class Cluster(Queries):
         ``hardware``: those of the node's hardware alone. Nodes that do not know the job are left out. Raises NotFound
         where all that answer do not.
         """
-        request = pb.FactsRequest(job=job, run=run, hardware=hardware)
-        replies = self.some(lambda connection, seconds: connection.facts(request, seconds))
+
+        def ask(name: str) -> list[pb.FactsReply]:
+            request = pb.FactsRequest(job=name, run=run, hardware=hardware)
+            return self.some(lambda connection, seconds: connection.facts(request, seconds))
+
+        replies = self._of_job(job, ask)
         return [(reply.node, list(reply.facts)) for reply in replies]
 
     def config(self, key: str = "", value: str | None = None, **change: Unpack[Change]) -> list[Setting]:
@@ -110,26 +129,30 @@ class Cluster(Queries):
         ``change`` has ``yes`` for a value that would delete rows; then no node has changed anything.
         """
         node, length = change.pop("node", None), change.pop("seconds", 0.0)
-        request = pb.ConfigRequest(
-            key=key,
-            value=value,
-            job=change.get("job"),
-            pid=change.get("pid"),
-            for_ms=round(length * 1000),
-            persist=change.get("persist"),
-            reset=change.get("reset"),
-            yes=change.get("yes"),
-        )
 
-        def ask(connection: Connection, left: float, request: pb.ConfigRequest) -> pb.ConfigReply:
+        def ask(name: str) -> list[pb.ConfigReply]:
+            request = pb.ConfigRequest(
+                key=key,
+                value=value,
+                job=name or None,
+                pid=change.get("pid"),
+                for_ms=round(length * 1000),
+                persist=change.get("persist"),
+                reset=reset,
+                yes=yes,
+            )
+            return self.some(lambda connection, left: configured(connection, request, left))
+
+        def configured(connection: Connection, request: pb.ConfigRequest, left: float) -> pb.ConfigReply:
             if node is not None and connection.status(left).node != node:
                 raise NotFound(f"there is no node {node}")
             return connection.config(request, left)
 
-        if key.startswith("store.") and not request.yes and (value is not None or request.reset):
-            proposal = pb.ConfigRequest(key=key, propose_value=value, propose_reset=request.reset)
-            require_no_deletion(key, value, self.some(lambda connection, left: ask(connection, left, proposal)))
-        replies = self.some(lambda connection, left: ask(connection, left, request))
+        yes, reset = change.get("yes"), change.get("reset")
+        if key.startswith("store.") and not yes and (value is not None or reset):
+            proposal = pb.ConfigRequest(key=key, propose_value=value, propose_reset=reset)
+            require_no_deletion(key, value, self.some(lambda connection, left: configured(connection, proposal, left)))
+        replies = self._of_job(change.get("job") or "", ask)
         return [setting_of(reply.node, s) for reply in replies for s in reply.settings]
 
     def status(self) -> list[tuple[str, pb.StatusReply]]:
@@ -144,6 +167,23 @@ class Cluster(Queries):
             return connection.address, connection.pause(paused, seconds).paused
 
         return [(a.address, a.value) for a in self.each(ask).answered]
+
+    def _of_job(self, job: str, ask: Callable[[str], _T]) -> _T:
+        """Returns ``ask(job)``; where no node has a job of that name, ``ask`` of the job that the name stands for."""
+        try:
+            return ask(job)
+        except NotFound:
+            if not job:
+                raise
+            whole = job_named(self, job)
+            try:
+                if whole != job:
+                    return ask(whole)
+            except NotFound:
+                pass
+            if (ended := has_ended(self, whole)) is not None:
+                raise ended from None
+            raise
 
 
 def processes_sql(where: str = "") -> str:

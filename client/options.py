@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ("For", "Job", "Pids", "Rank", "Since", "Wide")
+__all__ = ("For", "Job", "Pids", "Rank", "Since", "Until", "Wide")
 
 Job = Annotated[
     str | None,
@@ -14,7 +14,10 @@ Job = Annotated[
 ]
 Rank = Annotated[int | None, typer.Option(min=0, metavar="R", help="Only this rank.")]
 Pids = Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="All if left out.")]
-Since = Annotated[str, typer.Option(metavar="TIME", help="How far back.")]
+Since = Annotated[
+    str, typer.Option(metavar="TIME", help="Where to begin: how far back, or an instant such as 13:05:12Z.")
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Where to end, likewise; now if left out.")]
 For = Annotated[
     str | None, typer.Option("--for", metavar="TIME", help="Take the change back after so long, such as 10m.")
 ]

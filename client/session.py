@@ -1,15 +1,15 @@
-"""The connection of a command to its nodes: which ones failed, the report, names of jobs, warnings."""
+"""The connection of a command to its nodes: which ones failed, the report, warnings."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from probing.api.errors import NotFound, UsageError
-from probing.api.jobs import names_owner
+from probing.api.errors import NotFound
 from probing.client.absence import silent_of_command, unless_partial
+from probing.client.jobs import job_named, require_live, sql_text
 from probing.client.render.text import escape
 from probing.client.settings import Settings
 
@@ -17,12 +17,8 @@ if TYPE_CHECKING:
     from probing.client.cluster import Cluster
     from probing.federation.execution.fanout import AnsweredReport, Gathered, OutcomeReport
 
-__all__ = ("hint", "job_named", "opened", "require_job", "sql_text", "warn")
+__all__ = ("hint", "job_named", "opened", "require_live", "sql_text", "warn")
 
-_MaybeText = TypeVar("_MaybeText", str, str | None)
-# Jobs that run now, then jobs that ever ran here.
-_JOB_TABLES = ("process.processes", "process.events", "comm.communicators")
-_MOST_CANDIDATES = 8
 # Clocks further apart are worth a line: one of them is not set.
 _CLOCK_NS = 1_000_000_000
 
@@ -105,43 +101,3 @@ def warn(message: str) -> None:
 def hint(message: str) -> None:
     """Writes what to do next to stderr, beside an answer on stdout."""
     sys.stderr.write(f"hint: {escape(message)}\n")
-
-
-def job_named(cluster: Cluster, text: _MaybeText) -> _MaybeText:
-    """Returns the job that ``text`` names: by its name, the end of it, a Slurm id without step, a run, or a pid.
-
-    A name that no node knows is returned as it is. Raises UsageError when several jobs fit.
-    """
-    if not text:
-        return text
-    name = sql_text(text)
-    where = f"job = {name} OR run = {name} OR suffix(job, {name}) OR starts_with(job, {sql_text(text + '.')})"
-    if text.isascii() and text.isdigit() and len(text) < 10:
-        where += f" OR pid = {int(text)}"
-    for table in _JOB_TABLES:
-        answers = cluster.query_each(f"SELECT DISTINCT job FROM {table} WHERE {where}")
-        jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
-        if text in jobs:
-            return text
-        # Another user's job of a name is not meant by the name alone.
-        jobs = [job for job in jobs if not names_owner(job)] or jobs
-        if len(jobs) == 1:
-            return jobs[0]
-        if jobs:
-            more = f" and {len(jobs) - _MOST_CANDIDATES} more" if len(jobs) > _MOST_CANDIDATES else ""
-            fitting = ", ".join(jobs[:_MOST_CANDIDATES])
-            raise UsageError(f"{text} fits several jobs: {fitting}{more}", hint="give the whole name, or a run")
-    return text
-
-
-def require_job(cluster: Cluster, job: str) -> None:
-    """Raises NotFound when no node has a row of ``job``: an empty answer differs from a wrong name."""
-    for table in _JOB_TABLES:
-        if cluster.query(f"SELECT job FROM {table} WHERE job = {sql_text(job)} LIMIT 1").num_rows:
-            return
-    raise NotFound(f"there is no job {job}", hint="`probingctl ps` lists the jobs that run now")
-
-
-def sql_text(value: str) -> str:
-    """Returns ``value`` as an SQL literal."""
-    return "'" + value.replace("'", "''") + "'"

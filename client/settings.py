@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -16,19 +15,21 @@ from probing.api.errors import UsageError
 __all__ = (
     "DEFAULT_TARGET",
     "FORMATS",
+    "PROFILE_SUFFIXES",
     "Settings",
+    "check_suffix",
     "conditions",
     "format_of",
     "node_list",
     "process_id",
     "profile_format_of",
     "read_token",
-    "seconds",
 )
 
 DEFAULT_TARGET = "unix:/run/probingd/probingd.sock"
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "arrow")
 _MAX_FILE = 1 << 20
+_TEXTS = ("txt", "text", "log", "out")
 _PROFILES = {
     ".svg": "svg",
     ".folded": "folded",
@@ -38,7 +39,8 @@ _PROFILES = {
     ".pb.gz": "pprof",
     ".pprof": "pprof",
 }
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+PROFILE_SUFFIXES = tuple(_PROFILES)
+"""The suffixes of the formats that ``profile`` alone has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,20 @@ def format_of(output: Path | None) -> str:
     if kind == "json" and appended:
         return "jsonl"
     return kind if kind in FORMATS else "table"
+
+
+def check_suffix(output: Path | None, more: Sequence[str] = ()) -> None:
+    """Raises UsageError where the file's name ends in a suffix that is no format, none of a table and none of ``more``.
+
+    A file without suffix, such as a pipe or a device, gets a table.
+    """
+    name = "" if output is None else output.name.lower()
+    suffix = name.lstrip(".").rpartition(".")
+    if not suffix[1] or suffix[2] in (*FORMATS, *_TEXTS) or name.endswith(tuple(more)):
+        return
+    known = [f".{kind}" for kind in FORMATS if kind != "table"]
+    hint = f"{', '.join([*more, *known])}, .txt for a table, or any name with -f FORMAT"
+    raise UsageError(f"-o {name}: .{suffix[2]} is the suffix of no format", hint=hint)
 
 
 def profile_format_of(output: Path | None) -> str:
@@ -123,15 +139,6 @@ def conditions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
             raise UsageError(f"--where {part[:80]} is no label", hint="for example --where rack=r7, or node=gn0*")
         found.append((key, pattern))
     return tuple(found)
-
-
-def seconds(text: str) -> float:
-    """Returns ``500ms``, ``5``, ``30s``, ``5m``, ``2h`` or ``1d`` in seconds."""
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)(ms|s|m|h|d)?", text.strip())
-    length = float(match.group(1)) * _UNITS[match.group(2) or "s"] if match else 0.0
-    if not 0 < length <= 366 * 86400:
-        raise UsageError(f"{text} is no length of time", hint="for example 500ms, 30s, 5m, 2h, 1d")
-    return length
 
 
 def process_id(text: str) -> int:

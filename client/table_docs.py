@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from probing.api.errors import NotFound
@@ -26,12 +27,12 @@ FROM probing.column_docs WHERE table_schema || '.' || table_name = {name} GROUP 
 _TABLE_FIELDS = (
     Field("TABLE", "table"),
     Field("LIVE", "live"),
-    Field("HOLDS", "description", flex=True),
+    Field("HOLDS", "description", flex=True, wrap=True),
 )
 _COLUMN_FIELDS = (
     Field("COLUMN", "column"),
     Field("TYPE", "type"),
-    Field("MEANS", "description", flex=True),
+    Field("MEANS", "description", flex=True, wrap=True),
 )
 
 
@@ -43,4 +44,13 @@ def write_docs(settings: Settings, cluster: Cluster, name: str | None) -> None:
     table = cluster.query(_COLUMNS.format(name=sql_text(name.lower())))
     if not table.num_rows:
         raise NotFound(f"there is no table {name}", hint="`probingctl tables` lists the tables")
-    write_rows(settings, table, _COLUMN_FIELDS)
+    columns = [str(column) for column in table.column(0).to_pylist()]
+    write_rows(settings, table.take(_by_definition(name.lower(), columns)), _COLUMN_FIELDS)
+
+
+def _by_definition(name: str, columns: Sequence[str]) -> list[int]:
+    """Returns the order in which columns are defined, since a sentence refers to the one before; others come last."""
+    from probing.api.tables import TABLES
+
+    known = {column.name: i for i, column in enumerate(TABLES[name].columns)} if name in TABLES else {}
+    return sorted(range(len(columns)), key=lambda i: (known.get(columns[i], len(known)), i))

@@ -12,7 +12,7 @@ from probing.client.collectives.standing import Run, idle, standings
 from probing.client.diagnosis.findings import Verdicts
 from probing.client.render.rows import Record, Row
 
-__all__ = ("RANK_FIELDS", "Seen", "process_of", "rank_rows")
+__all__ = ("RANK_FIELDS", "Seen", "process_of", "rank_rows", "sinking")
 
 RANK_FIELDS = (
     "node",
@@ -42,6 +42,10 @@ RANK_FIELDS = (
     "first",
     "diagnosis",
 )
+# A rate this many times lower than the last one is none.
+_STANDS = 10
+_LATE_NS = 3e9
+_USUAL_STEPS = 3
 _ENDS = ("ended", "how", "first")
 _SILENCE = ("waits_in", "began_unseen", "unseen_until")
 
@@ -96,13 +100,25 @@ def _rank(row: Row, seen: Seen, quiet: Mapping[Process, Row]) -> Row:
         **row,
         "collectives_per_s": calls["collectives_per_s"] if calls else 0.0,
         "last_age_ns": calls["last_age_ns"] if calls else None,
-        **{name: step[name] if step else None for name in ("step", "steps_per_s", "step_age_ns")},
+        **{name: step[name] if step else None for name in ("step", "step_age_ns")},
+        "steps_per_s": sinking(step["steps_per_s"], step["step_age_ns"]) if step else None,
         "lag_ns": seen.lags.get(key),
         **{name: now[name] if now else None for name in ("comm", "op", "seq", "age_ns")},
         "python": seen.python.get(key),
         **{name: wait[name] if wait else None for name in _SILENCE},
         **dict.fromkeys(_ENDS),
     }
+
+
+def sinking(rate: float | None, age_ns: float | None) -> float | None:
+    """Returns the rate of steps a second, by the last step, as it sinks while no step ends; 0 below a tenth of it.
+
+    ``age_ns``: since the end of that step. Its row comes some seconds later, in which the rate is as it was.
+    """
+    if not rate or age_ns is None or age_ns <= max(_LATE_NS, _USUAL_STEPS * 1e9 / rate):
+        return rate
+    now = 1e9 / age_ns
+    return now if now * _STANDS > rate else 0.0
 
 
 def _quiet(runs: Mapping[Run, Row], waiting: Sequence[Row], found: list[Row]) -> dict[Process, Row]:

@@ -1,4 +1,4 @@
-"""The statements of ``nccl``. ``{since}`` is in seconds, ``{where}`` a condition on job and communicator."""
+"""The statements of ``nccl``. ``{during}`` is a condition on the time, ``{where}`` on job and communicator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from probing.api.bandwidth import BUS_FACTOR, MOVED_BYTES
 __all__ = ("COMMUNICATORS", "FAILED", "INFLIGHT", "MOST_FAILED", "OPS", "RANKS", "TIMINGS", "TOTALS")
 
 MOST_FAILED = 100
-_LATELY = "ts > now() - INTERVAL {since} SECOND AND {where}"
+_LATELY = "{during} AND {where}"
 
 # One row for each member. Each column has the value of the newest row in which it is not NULL.
 COMMUNICATORS = """

@@ -21,6 +21,7 @@ from probing.client.render.text import (
     size,
     wrapped,
 )
+from probing.client.times import Interval
 
 __all__ = ("NOTABLE_NS", "people", "waits")
 
@@ -65,25 +66,27 @@ _SOURCES = {
 }
 
 
-def people(found: Sequence[Row], since: float, width: int | None) -> str:
+def people(found: Sequence[Row], during: Interval, width: int | None) -> str:
     if not found:
-        return f"(no collective in the last {age(since * 1e9)} and none in flight)\n"
+        return f"(no collective {during.text()}{' and none in flight' if during.open else ''})\n"
     texts, shown = [], set()
     for own in found:
         run = own["job"], own["run"]
         new = run not in shown
         verdicts = verdict_lines(own["findings"]) if new else []
-        texts.append(_communicator(own, verdicts, standing_lines(own) if new else [], since, width))
+        texts.append(_communicator(own, verdicts, standing_lines(own) if new else [], during, width))
         # Shown once for each run, with its first communicator.
         shown.add(run)
     return "\n".join(texts)
 
 
-def _communicator(own: Row, verdicts: Sequence[str], standing: Sequence[str], since: float, width: int | None) -> str:
+def _communicator(
+    own: Row, verdicts: Sequence[str], standing: Sequence[str], during: Interval, width: int | None
+) -> str:
     news = [f"  {line}" for line in (*verdicts, *waits(own), *standing, *_failures(own))]
     lines = [*_head(own), *(part for line in news for part in wrapped(escape(line), width))]
     inner = None if width is None else width - 4
-    tables = [f"  last {age(since * 1e9)}, all ranks together:"] if own["ops"] else ["  no collective was seen lately"]
+    tables = [f"  {during.text()}, all ranks together:"] if own["ops"] else [f"  no collective {during.text()}"]
     if own["ops"]:
         tables.extend(f"    {line}" for line in _operations(own["ops"], inner))
         tables.extend(f"  {escape(line)}" for line in _total(own["totals"]))

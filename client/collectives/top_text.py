@@ -50,7 +50,7 @@ def people(frame: Frame, width: int | None, lines: int | None) -> str:
     """Formats one block for each job. If ``lines`` bounds the height, ranks that block others or lag come first."""
     parts = [escape(f"missing: {what}") + "\n" for what in frame.missing[:5]]
     if not frame.ranks:
-        return "".join(parts) or "(no training process)\n"
+        return "".join(parts) + f"(no training process{' on the nodes that answered' if frame.missing else ''})\n"
     jobs: dict[Run, list[Row]] = {}
     # Live jobs come first.
     for row in sorted(frame.ranks, key=lambda row: frame.runs[row["job"], row["run"]]["ended"] is not None):

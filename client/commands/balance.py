@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from probing.client.absence import claim
-from probing.client.options import Job, Since
+from probing.client.collectives import news
+from probing.client.collectives.standing import Run
+from probing.client.options import Job, Since, Until
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import age, escape, plural, ranks_text, wrapped
-from probing.client.session import job_named, opened, require_job, sql_text, warn
-from probing.client.settings import Settings, seconds
+from probing.client.session import job_named, opened, require_live, sql_text, warn
+from probing.client.settings import Settings
+from probing.client.times import Interval, interval
 from probing.diagnosis.balance import EVEN, Balance, Pair, RankTimes, balance, reads_or_writes
 
 if TYPE_CHECKING:
@@ -26,8 +29,8 @@ EXAMPLES = ("probingctl balance --all-nodes --job 4711", "probingctl balance --j
 _STEPS = """
 SELECT job, run, node, pid, start_ns, rank, count(*) AS steps, sum(duration_ns) AS step_ns,
   CASE WHEN count(comm_ns) = count(*) THEN sum(comm_ns) END AS comm_ns, min(epoch_ns(t_start)) AS t_from,
-  max(epoch_ns(t_end)) AS t_to
-FROM train.steps WHERE ts > now() - INTERVAL {since} SECOND AND {where}
+  max(epoch_ns(t_end)) AS t_to, epoch_ns(now()) - max(epoch_ns(t_end)) AS quiet_ns
+FROM train.steps WHERE {during} AND {where}
 GROUP BY job, run, node, pid, start_ns, rank
 """
 # Of operations that end on all ranks together, the one with the shortest duration arrived last; the others waited.
@@ -56,6 +59,9 @@ SELECT node, pid, start_ns, sum(duration_ns) AS ns FROM cuda.syncs WHERE {window
 """
 _FOUND = {"waits": _WAITS, "roles": _ROLES, "samples": _SAMPLES, "syncs": _SYNCS}
 _STACKS = "SELECT stack_id, any_value(frames) AS frames FROM python.stacks WHERE stack_id IN ({ids}) GROUP BY stack_id"
+_RECOGNISED = "Steps are recognised after 10 s of repetition."
+# A step that takes this many times longer than usual, and this long, ns, is worth a line.
+_USUAL, _LONG_NS = 5, 5_000_000_000
 # Most stacks asked for in one query, and in all; samples of other stacks count as computing.
 _CHUNK, _MOST_STACKS = 1000, 5000
 
@@ -92,28 +98,37 @@ _ROLE_FIELDS = (
 class Options:
     job: Job = None
     since: Since = "1m"
+    until: Until = None
 
 
 def run(settings: Settings, options: Options) -> None:
-    since = seconds(options.since)
+    during = interval(options.since, options.until)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
-        found = _found(cluster, job, since)
-        if not found and job is not None:
-            require_job(cluster, job)
+        found = _found(cluster, job, during)
+        of_job = "true" if job is None else f"job = {sql_text(job)}"
+        states = news.states(cluster.query_all(news.statements(of_job, during)), now=during.open)
+        if not found and job is not None and during.open:
+            require_live(cluster, job)
         paused = shown_pauses(settings, pause_lines(cluster))
     width = terminal_width() if settings.output is None else None
     head = ("job", "run")
     flat = [{**{name: own[name] for name in head}, **rank} for own in found for rank in own["ranks"]]
-    text = "\n".join(_people(own, width) for own in found)
-    nobody = f"(no step ended in the last {age(since * 1e9)}; `probingctl nccl` shows the operations)\n"
-    write_objects(settings, found, paused + (text or nobody), flat)
+    text = "\n".join(_people(own, news.lines_of(states, own["job"], own["run"]), width) for own in found)
+    write_objects(settings, found, paused + (text or _nobody(states, during, width)), flat)
 
 
-def _found(cluster: Cluster, job: str | None, since: float) -> list[Row]:
+def _nobody(states: Mapping[Run, Row], during: Interval, width: int | None) -> str:
+    """Returns what to say where no step ended: what is known of the jobs, and when steps are recognised."""
+    lines = [f"job {run[0]}  run {run[1]}: {line}" for run in states for line in news.lines_of(states, *run)]
+    lines += [f"(no step ended {during.text()}; `probingctl nccl` shows the operations. {_RECOGNISED})"]
+    return "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
+
+
+def _found(cluster: Cluster, job: str | None, during: Interval) -> list[Row]:
     """Returns each run with its ``ranks``, ``roles`` and ``sentences``, as docs/json.md describes."""
     where = "true" if job is None else f"job = {sql_text(job)}"
-    steps = rows_of(cluster.query(_STEPS.format(since=max(1, round(since)), where=where)))
+    steps = rows_of(cluster.query(_STEPS.format(during=during.sql(), where=where)))
     if not steps:
         return []
     begin, end = min(row["t_from"] for row in steps), max(row["t_to"] for row in steps)
@@ -154,7 +169,8 @@ def _found(cluster: Cluster, job: str | None, since: float) -> list[Row]:
             for row in waits
             if (row["job"], row["run"]) == name
         ]
-        found.append(_object(*name, balance(times, pairs)))
+        quiet = min(row["quiet_ns"] for row in rows) if during.open else None
+        found.append({**_object(*name, balance(times, pairs)), "last_step_age_ns": quiet})
     return found
 
 
@@ -203,14 +219,21 @@ def _said(sentence: str) -> str:
     return claim(sentence) if sentence.startswith(EVEN) else sentence
 
 
-def _people(own: Row, width: int | None) -> str:
+def _people(own: Row, lines_above: Sequence[str], width: int | None) -> str:
     steps = max(rank["steps"] for rank in own["ranks"])
-    head = [
-        f"job {own['job']}  run {own['run']}  {plural(steps, 'step')}",
-        *(f"  {_said(text)}" for text in own["sentences"]),
-    ]
+    told = [*lines_above, *_still(own, lines_above), *map(_said, own["sentences"])]
+    head = [f"job {own['job']}  run {own['run']}  {plural(steps, 'step')}", *(f"  {text}" for text in told)]
     lines = "".join(part + "\n" for line in head for part in wrapped(escape(line), width))
     gpu = any(rank["gpu_wait"] is not None for rank in own["ranks"])
     text = lines + render((*_FIELDS, _GPU) if gpu else _FIELDS, own["ranks"], width)
     # A single role repeats the table of ranks.
     return text + ("\n" + render(_ROLE_FIELDS, own["roles"], width) if len(own["roles"]) > 1 else "")
+
+
+def _still(own: Row, lines_above: Sequence[str]) -> list[str]:
+    """Returns a line where a live job has ended no step for long: the shares are of the time before."""
+    usual = max((rank["step_ns"] or 0 for rank in own["ranks"]), default=0)
+    quiet = own["last_step_age_ns"]
+    if quiet is None or quiet < max(_LONG_NS, _USUAL * usual) or news.LAST_SEEN in lines_above:
+        return []
+    return [f"no step has ended for {age(quiet)}: the shares are of the steps before"]

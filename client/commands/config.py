@@ -16,7 +16,8 @@ from probing.client.render.output import write_table
 from probing.client.render.table import Field
 from probing.client.render.text import when
 from probing.client.session import job_named, opened
-from probing.client.settings import Settings, process_id, seconds
+from probing.client.settings import Settings, process_id
+from probing.client.times import seconds
 
 __all__ = ("EXAMPLES", "Options", "run", "write_settings")
 
@@ -30,7 +31,7 @@ _FIELDS = (
     Field("WHERE", "where"),
     Field("UNTIL", "ends"),
     Field("DELETES", "deleting"),
-    Field("MEANING", "doc", flex=True),
+    Field("MEANING", "doc", flex=True, wrap=True),
 )
 # Keys of Probing, whose server can move while it runs.
 _LISTEN = "probingd run --listen HOST:PORT, or listen in its configuration; `probingctl -t HOST:PORT` asks there"
@@ -111,7 +112,7 @@ def _deleting(setting: Setting) -> str | None:
 
 def _ends(setting: Setting) -> str | None:
     if setting["until"] is not None:
-        return str(setting["until"])[:19] + "Z"
+        return when(str(setting["until"]))
     if setting["persisted"]:
         return "kept"
     particular = setting["job"] is not None or setting["pid"] is not None

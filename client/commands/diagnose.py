@@ -19,9 +19,10 @@ from probing.client.interrupt import leaving_by_it
 from probing.client.options import Job
 from probing.client.render.output import write_objects
 from probing.client.render.table import terminal_width
-from probing.client.render.text import escape, wrapped
+from probing.client.render.text import escape, now_text, wrapped
 from probing.client.session import job_named, opened
-from probing.client.settings import Settings, seconds
+from probing.client.settings import Settings
+from probing.client.times import interval
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ("EXAMPLES", "Options", "run")
 
-EXAMPLES = ("probingctl diagnose --all-nodes --job 4711", "probingctl diagnose --job 4711 --history --since 7d")
+EXAMPLES = ("probingctl diagnose --all-nodes --job 4711", "probingctl diagnose --job 4711 --history --full")
 _NOBODY = "(no training job found; `probingctl diagnose --history` shows earlier findings)\n"
 _EVERY_S = 2.0
 _PATIENCE_S = 10.0
@@ -39,10 +40,17 @@ _SCREEN_BACK = b"\x1b[?25h\x1b[?1049l"
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    finding: Annotated[
+        str | None, typer.Argument(metavar="[FINDING_ID]", help="The whole page of a finding that --history names.")
+    ] = None
     job: Job = None
     watch: Annotated[bool, typer.Option("--watch", help="Ask again every 2 s, until Ctrl-C.")] = False
     history: Annotated[bool, typer.Option("--history", help="Show earlier findings, also of jobs that ended.")] = False
-    since: Annotated[str, typer.Option(metavar="TIME", help="How far back, with --history.")] = "7d"
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --history: how far back, or an instant; 7d if left out.")
+    ] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --history: where to end, likewise.")] = None
+    full: Annotated[bool, typer.Option("--full", help="With --history: the whole page of each finding.")] = False
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the facts to this file as well.")] = None
     facts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Diagnose the facts in this file; no node is asked.")
@@ -58,8 +66,8 @@ class Options:
 
 
 def run(settings: Settings, options: Options) -> None:
-    since = seconds(options.since)
     _check(options)
+    during = interval(options.since or "7d", options.until)
     allow_numpy()
     if options.facts is not None:
         from probing.client.diagnosis.asking import from_file
@@ -72,10 +80,15 @@ def run(settings: Settings, options: Options) -> None:
     # A node that does not answer is reported, not waited for.
     with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster:
         job = job_named(cluster, options.job)
+        if options.finding is not None:
+            from probing.client.diagnosis.history import show_finding
+
+            show_finding(settings, cluster, options.finding, job)
+            return
         if options.history:
             from probing.client.diagnosis.history import show
 
-            show(settings, cluster, job, since)
+            show(settings, cluster, job, during, full=options.full)
             return
         if options.skill is not None:
             from probing.client.diagnosis.skill import run_skill
@@ -90,6 +103,7 @@ def run(settings: Settings, options: Options) -> None:
 
 def _check(options: Options) -> None:
     chosen = {
+        "FINDING_ID": options.finding is not None,
         "--watch": options.watch,
         "--history": options.history,
         "--facts": options.facts is not None,
@@ -99,6 +113,9 @@ def _check(options: Options) -> None:
     names = [name for name, given in chosen.items() if given]
     if len(names) > 1:
         raise UsageError(f"{names[0]} and {names[1]} exclude each other")
+    for name, set_ in (("--since", options.since), ("--until", options.until), ("--full", options.full)):
+        if set_ and not options.history:
+            raise UsageError(f"{name} belongs to --history", hint="without it diagnose shows what is so now")
     if options.parameters and options.skill is None:
         raise UsageError("--set belongs to --skill")
     if options.save is not None and names:
@@ -170,7 +187,7 @@ def _frame(cluster: Cluster, job: str | None) -> str:
     from probing.client.diagnosis.stored_findings import with_stored_findings
 
     columns, lines = shutil.get_terminal_size((80, 24))
-    title = f"probingctl diagnose  {time.strftime('%H:%M:%SZ', time.gmtime())}  (Ctrl-C ends)\n\n"
+    title = f"probingctl diagnose  {now_text()}  (Ctrl-C ends)\n\n"
     try:
         found = with_stored_findings(cluster, diagnosed(gathered(cluster, job)))
     except ProbingError as e:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from probing.client.collectives.endings import MOST, events
-from probing.client.options import Job, Since
+from probing.client.options import Job, Since, Until
 from probing.client.render.by_job import by_job
 from probing.client.render.output import write_objects
 from probing.client.render.table import Field, terminal_width
 from probing.client.render.text import clock
-from probing.client.session import job_named, opened, require_job, sql_text, warn
-from probing.client.settings import Settings, seconds
+from probing.client.session import job_named, opened, sql_text, warn
+from probing.client.settings import Settings
+from probing.client.times import interval
 
 __all__ = ("EXAMPLES", "Options", "run")
 
@@ -30,15 +31,14 @@ _FIELDS = (
 class Options:
     job: Job = None
     since: Since = "1d"
+    until: Until = None
 
 
 def run(settings: Settings, options: Options) -> None:
-    since = seconds(options.since)
+    during = interval(options.since, options.until)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
-        rows = events(cluster, "true" if job is None else f"job = {sql_text(job)}", since)
-        if not rows and job is not None:
-            require_job(cluster, job)
+        rows = events(cluster, "true" if job is None else f"job = {sql_text(job)}", during)
         if len(rows) == MOST:
             warn(f"only the last {MOST:,} events are shown: ask for a job, or for less with --since")
         width = terminal_width() if settings.output is None else None

@@ -17,7 +17,7 @@ from probing.api.errors import UsageError
 from probing.client.export.files import Directory, OneFile
 from probing.client.export.nodes import Export, Report, TableReport
 from probing.client.export.plan import Wanted, wanted
-from probing.client.options import Job
+from probing.client.options import Job, Until
 from probing.client.render.output import replacing, write_report
 from probing.client.render.progress import Progress
 from probing.client.render.table import Field, render
@@ -40,11 +40,9 @@ _FIELDS = (
 @dataclass(frozen=True, slots=True)
 class Options:
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How far back to begin, or a time; all there is if left out.")
+        str | None, typer.Option(metavar="TIME", help="How far back to begin, or an instant; all there is if left out.")
     ] = None
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How far back to end, or a time; now if left out.")
-    ] = None
+    until: Until = None
     tables: Annotated[str | None, typer.Option(metavar="A,B,C", help="All stored tables if left out.")] = None
     job: Job = None
 

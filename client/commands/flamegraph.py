@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from probing.client.commands import profile
 from probing.client.commands.profile import Options
-from probing.client.settings import Settings
+from probing.client.settings import Settings, check_suffix
 
 __all__ = ("EXAMPLES", "Options", "run")
 
@@ -14,4 +14,6 @@ EXAMPLES = ("probingctl flamegraph --job 4711 --since 10m -o job.svg",)
 
 
 def run(settings: Settings, options: Options) -> None:
+    if options.kind is None:
+        check_suffix(settings.output, (".svg",))
     profile.run(settings, replace(options, kind=options.kind or "svg"))

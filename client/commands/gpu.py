@@ -12,7 +12,7 @@ from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import escape, plural, size
-from probing.client.session import job_named, opened, require_job
+from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
 
 __all__ = ("EXAMPLES", "Options", "run")
@@ -80,7 +80,7 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
         if job is not None:
-            require_job(cluster, job)
+            require_live(cluster, job)
         found = ask(cluster, {"devices": DEVICES, "readings": READINGS, "processes": PROCESSES})
     objects = _objects(found["devices"], found["readings"], found["processes"], job)
     width = None if options.wide or settings.output is not None else terminal_width()

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from probing.api.errors import NotFound, UsageError
-from probing.client.options import Job, Rank, Since
+from probing.client.options import Job, Rank, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, dump_line, rows_of
-from probing.client.render.text import escape
-from probing.client.session import job_named, opened, require_job, sql_text, warn
-from probing.client.settings import Settings, seconds
+from probing.client.render.text import clock_ms, escape
+from probing.client.session import job_named, opened, sql_text, warn
+from probing.client.settings import Settings
+from probing.client.times import Bound, Interval, interval
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -26,8 +27,9 @@ __all__ = ("EXAMPLES", "Filter", "Options", "collect", "followed", "people", "ru
 EXAMPLES = ("probingctl logs --job 4711 --kind nan --follow",)
 MOST_LINES = 10_000
 FOLLOW_S = 1.0
+_MOST_SEEN = 10 * MOST_LINES
 # A row may reach the log so many seconds after its own time: it is buffered, and the clocks of nodes differ.
-LATE_S = 60.0
+_LATE = Interval(Bound(60.0))
 _LINES = """
 SELECT node, ts, epoch_ns(ts) AS t, job, run, rank, pid, tid, stream, kind, line, suppressed
 FROM process.logs WHERE {where} ORDER BY ts DESC LIMIT {limit}
@@ -42,12 +44,12 @@ class Filter:
     rank: int | None
     kind: str | None
 
-    def lately(self, since: float) -> str:
-        """Returns the SQL condition for lines of the last ``since`` seconds."""
+    def sql(self, during: Interval) -> str:
+        """Returns the SQL condition for lines of an interval."""
         conditions = [] if self.job is None else [f"job = {sql_text(self.job)}"]
         conditions += [] if self.rank is None else [f"rank = {self.rank}"]
         conditions += [] if self.kind is None else [f"contains(lower(kind), {sql_text(self.kind.lower())})"]
-        return " AND ".join([*conditions, f"ts > now() - INTERVAL {max(1, round(since))} SECOND"])
+        return " AND ".join([*conditions, during.sql()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,35 +60,36 @@ class Options:
         str | None, typer.Option(metavar="TEXT", help="Only lines of a pattern that contains this text.")
     ] = None
     since: Since = "1h"
+    until: Until = None
     follow: Annotated[bool, typer.Option("--follow", help="Show new lines as they come.")] = False
 
 
 def run(settings: Settings, options: Options) -> None:
-    follow, since = options.follow, seconds(options.since)
+    follow, during = options.follow, interval(options.since, options.until)
     if follow and settings.format not in ("table", "jsonl"):
         raise UsageError("--follow writes tables or -f jsonl only")
+    if follow and not during.open:
+        raise UsageError("--follow goes on from now, and --until ends before", hint="leave one out")
     if follow and settings.output is not None:
         raise UsageError("--follow writes to stdout", hint="redirect it with > FILE")
     with opened(settings) as cluster:
         chosen = Filter(job_named(cluster, options.job), options.rank, options.kind)
-        found = collect(cluster, chosen, since)
-        if not found and chosen.job is not None:
-            require_job(cluster, chosen.job)
+        found = collect(cluster, chosen, during)
         if not found and not follow and settings.format == "table" and not _enabled(cluster):
             warn("lines are not collected: `probingctl config logs.enabled=true` switches that on, --job for one job")
         if len(found) == MOST_LINES:
             warn(f"only the last {MOST_LINES:,} lines are shown")
         if not follow:
-            write_objects(settings, found, people(found, since), found)
+            write_objects(settings, found, people(found, during), found)
             return
         for rows in followed(cluster, chosen, found):
             sys.stdout.write("".join(dump_line(rows)) if settings.format == "jsonl" else _lines(rows))
             sys.stdout.flush()
 
 
-def collect(cluster: Cluster, chosen: Filter, since: float) -> list[Row]:
+def collect(cluster: Cluster, chosen: Filter, during: Interval) -> list[Row]:
     """Returns the last lines, at most MOST_LINES, in the order of their time; docs/json.md describes them."""
-    rows = rows_of(cluster.query(_LINES.format(where=chosen.lately(since), limit=MOST_LINES)))
+    rows = rows_of(cluster.query(_LINES.format(where=chosen.sql(during), limit=MOST_LINES)))
     rows.sort(key=lambda row: (row["t"], row["node"], row["pid"], row["tid"]))
     return [{name: value for name, value in row.items() if name != "t"} for row in rows]
 
@@ -94,18 +97,20 @@ def collect(cluster: Cluster, chosen: Filter, since: float) -> list[Row]:
 def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator[list[Row]]:
     """Yields ``found``, then the new lines of each second. It ends with an error only."""
     yield list(found)
-    seen = {_identity(row) for row in found}
+    seen = dict.fromkeys(map(_identity, found))
     while True:
         time.sleep(FOLLOW_S)
-        rows = collect(cluster, chosen, LATE_S)
+        rows = collect(cluster, chosen, _LATE)
         yield [row for row in rows if _identity(row) not in seen]
-        # Older lines do not come again.
-        seen = {_identity(row) for row in rows} | (seen if len(rows) == MOST_LINES else set())
+        # Older lines come again where the clock of a node is set back.
+        seen |= dict.fromkeys(map(_identity, rows))
+        for oldest in list(seen)[: max(0, len(seen) - _MOST_SEEN)]:
+            del seen[oldest]
 
 
-def people(found: Sequence[Row], since: float) -> str:
+def people(found: Sequence[Row], during: Interval) -> str:
     """Returns a line of text for each, with time, rank and stream."""
-    return _lines(found) or f"(no line was stored in the last {round(since):,} s)\n"
+    return _lines(found) or f"(no line was stored {during.text()})\n"
 
 
 def _lines(rows: Sequence[Row]) -> str:
@@ -116,7 +121,7 @@ def _line(row: Row) -> str:
     rank = "rank ?" if row["rank"] is None else f"rank {row['rank']}"
     left_out = f"  ({row['suppressed']:,} such lines before it were left out)" if row["suppressed"] else ""
     # The time of day; the other formats have the date.
-    return f"{row['ts'][11:23]} {rank} {row['stream'] or '?'}: {row['line']}{left_out}"
+    return f"{clock_ms(row['ts'])} {rank} {row['stream'] or '?'}: {row['line']}{left_out}"
 
 
 def _identity(row: Row) -> tuple[Any, ...]:

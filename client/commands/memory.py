@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from probing.client.collectives import news
+from probing.client.collectives.endings import ended_sql, exits
 from probing.client.gpus.narrow import fitting
 from probing.client.gpus.readings import MEMORY, PROCESSES, READINGS, ask, device_key
 from probing.client.options import Job, Wide
@@ -16,12 +18,15 @@ from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import escape, size, wrapped
-from probing.client.session import job_named, opened, require_job
+from probing.client.session import job_named, opened, require_live, sql_text
 from probing.client.settings import Settings
+from probing.client.times import Bound, Interval
 
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl memory --all-nodes --job 4711", "probingctl memory --limit 10 -f json")
+# How far back rows of memory are shown, and exits are looked for.
+_LATELY = Interval(Bound(120.0))
 # A rank with so many times the median of its job is named, when the difference is also this many bytes.
 _UNEVEN, _UNEVEN_BYTES = 1.2, 256_000_000
 
@@ -35,6 +40,7 @@ _FIELDS = (
     Field("RANK", "rank", right=True),
     Field("ROLE", "role"),
     Field("PID", "pid", right=True),
+    Field("STATE", "state"),
     Field("RSS", "rss_bytes", size, right=True),
     Field("SWAP", "swap_bytes", size, right=True),
     Field("GPU", "gpu", right=True),
@@ -57,12 +63,18 @@ class Options:
 def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
-        if job is not None:
-            require_job(cluster, job)
         found = ask(cluster, {"memory": MEMORY, "processes": PROCESSES, "readings": READINGS})
-    runs = _runs(found["memory"], found["processes"], found["readings"], job, options.limit)
+        of_job = "true" if job is None else f"job = {sql_text(job)}"
+        asked = news.statements(of_job, _LATELY)
+        tables = cluster.query_all({**asked, "exits": ended_sql(of_job, _LATELY)})
+        states, gone = news.states(tables), {_key(row) for row in exits(tables["exits"])}
+        runs = _runs(found["memory"], found["processes"], found["readings"], job, options.limit)
+        for process in (process for own in runs for process in own["processes"]):
+            process["state"] = "ended" if _key(process) in gone else "running"
+        if job is not None and not runs:
+            require_live(cluster, job)
     width = None if options.wide or settings.output is not None else terminal_width()
-    text = "\n".join(_people(own, width) for own in runs)
+    text = "\n".join(_people(own, news.lines_of(states, own["job"], own["run"]), width) for own in runs)
     flat = [{"job": own["job"], "run": own["run"], **process} for own in runs for process in own["processes"]]
     write_objects(settings, runs, text or "(no memory of a training process was read in the last minute)\n", flat)
 
@@ -129,11 +141,18 @@ def _imbalance(rows: Sequence[Row], key: str, kind: str) -> list[str]:
     return [f"rank {rank} has {most / usual:.1f} times the median of {kind}: {size(most)}, the median is {size(usual)}"]
 
 
-def _people(own: Row, width: int | None) -> str:
-    head = [f"job {own['job'] or '-'}  run {own['run'] or '-'}", *(f"  {text}" for text in own["sentences"])]
+def _key(row: Row) -> tuple[object, ...]:
+    return row["node"], row["pid"], row["start_ns"]
+
+
+def _people(own: Row, lines_above: Sequence[str], width: int | None) -> str:
+    told = [*lines_above, *own["sentences"]]
+    head = [f"job {own['job'] or '-'}  run {own['run'] or '-'}", *(f"  {text}" for text in told)]
     lines = "".join(part + "\n" for line in head for part in wrapped(escape(line), width))
     rows = [{**row, "gpu": ",".join(_name(device) for device in row["devices"]) or None} for row in own["processes"]]
-    fields = fitting(_FIELDS, rows, width, spare=("node", "role", "device_total_bytes", "swap_bytes"))
+    ended = any(row["state"] == "ended" for row in rows)
+    kept = [field for field in _FIELDS if ended or field.key != "state"]
+    fields = fitting(kept, rows, width, spare=("node", "role", "device_total_bytes", "swap_bytes", "state"))
     return lines + render(fields, rows, width, bold=width is not None)
 
 

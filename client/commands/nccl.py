@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from probing.api.errors import NotFound
 from probing.client.collectives import sql as nccl_sql
 from probing.client.collectives.endings import ended_sql, exits
 from probing.client.collectives.silence import silent
 from probing.client.collectives.standing import LIVE, RECENT, idle, standing, standings
 from probing.client.collectives.text import people
-from probing.client.diagnosis.findings import OPEN, by_run
-from probing.client.options import Job, Since
+from probing.client.diagnosis.findings import OPEN, open_by_run
+from probing.client.options import Job, Since, Until
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import terminal_width
-from probing.client.session import job_named, opened, require_job, sql_text
-from probing.client.settings import Settings, seconds
+from probing.client.session import job_named, opened, require_live, sql_text
+from probing.client.settings import Settings
+from probing.client.times import Interval, interval
 from probing.federation.execution.clocks import spread_ns
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ _STATEMENTS = {
     "recent": RECENT,
     "findings": OPEN,
 }
+_OF_NOW = ("inflight", "live", "recent", "findings")
 # The state of a communicator whose ranks disagree: the first of these that a rank reports.
 _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 
@@ -55,29 +58,44 @@ class Options:
     job: Job = None
     comm: Annotated[str | None, typer.Option(metavar="COMM", help="Only this communicator.")] = None
     since: Since = "5m"
+    until: Until = None
 
 
 def run(settings: Settings, options: Options) -> None:
-    since = seconds(options.since)
+    during = interval(options.since, options.until)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
         paused = pause_lines(cluster)
-        found = collect(cluster, job, options.comm, since)
-        if not found and job is not None:
-            require_job(cluster, job)
+        found = collect(cluster, job, options.comm, during)
+        if not found and options.comm is not None:
+            _require_comm(cluster, job, options.comm)
+        if not found and job is not None and during.open:
+            require_live(cluster, job)
         width = terminal_width() if settings.output is None else None
-        write_objects(settings, found, shown_pauses(settings, paused) + people(found, since, width), _flat(found))
+        write_objects(settings, found, shown_pauses(settings, paused) + people(found, during, width), _flat(found))
 
 
-def collect(cluster: Cluster, job: str | None, comm: str | None, since: float) -> list[Row]:
-    """Returns communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes; ``since``
-    in seconds. All is read from one snapshot of each node."""
+def _require_comm(cluster: Cluster, job: str | None, comm: str) -> None:
+    """Raises NotFound for a communicator that no node knows."""
+    of_job = "true" if job is None else f"job = {sql_text(job)}"
+    sql = f"SELECT count(*) AS known FROM comm.communicators WHERE comm = {sql_text(comm)} AND {of_job}"
+    if not rows_of(cluster.query(sql))[0]["known"]:
+        whose = "" if job is None else f" of job {job}"
+        raise NotFound(f"there is no communicator {comm}{whose}", hint="`probingctl nccl` shows those with operations")
+
+
+def collect(cluster: Cluster, job: str | None, comm: str | None, during: Interval) -> list[Row]:
+    """Returns communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes. What is in
+    flight now belongs to an interval that reaches to now. All is read from one snapshot of each node."""
     of_job = "true" if job is None else f"job = {sql_text(job)}"
     where = of_job if comm is None else f"{of_job} AND comm = {sql_text(comm)}"
-    asked = {"where": where, "since": max(1, round(since)), "of_job": of_job}
-    statements = {name: sql.format(**asked) for name, sql in _STATEMENTS.items()}
+    asked = {"where": where, "during": during.sql(), "of_job": of_job}
+    past = {} if during.open else {**asked, "where": "false", "of_job": "false"}
+    statements = {
+        name: sql.format(**(past if past and name in _OF_NOW else asked)) for name, sql in _STATEMENTS.items()
+    }
     # A stream belongs to one node: to add up its operations here, all of them would have to be sent.
-    tables = cluster.query_all({**statements, "ended": ended_sql(of_job, since)}, each=("totals",))
+    tables = cluster.query_all({**statements, "ended": ended_sql(of_job, during)}, each=("totals",))
     results = {name: rows_of(tables[name]) for name in statements}
     found: _Found = {}
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
@@ -109,7 +127,7 @@ def _spread(cluster: Cluster, nodes: set[str]) -> int | None:
 
 def _stand(cluster: Cluster, found: _Found, results: dict[str, list[Row]], ends: list[Row], *, every_run: bool) -> None:
     """Adds the state of each run; with ``every_run`` also an entry without ``comm`` for a run without operations."""
-    runs, trainers = standings(results["live"], ends, by_run(results["findings"]))
+    runs, trainers = standings(results["live"], ends, open_by_run(results["findings"]))
     shown = {key[:2] for key in found}
     busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
     for run, live in trainers.items():

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from probing.client.absence import claim
-from probing.client.options import Job, Since
+from probing.client.collectives import news
+from probing.client.options import Job, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, render, terminal_width
-from probing.client.render.text import plural, size
-from probing.client.session import job_named, opened, require_job, sql_text
-from probing.client.settings import Settings, seconds
+from probing.client.render.text import bits, escape, plural, size, wrapped
+from probing.client.session import job_named, opened, require_live, sql_text
+from probing.client.settings import Settings
+from probing.client.times import Interval, interval
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl net --all-nodes --job 4711", "probingctl net --since 10m -f json")
-_WINDOW = "ts > now() - INTERVAL {since} SECOND"
+_WINDOW = "{during}"
 _EVENTS = (
     "rx_errors_new",
     "rx_dropped_new",
@@ -64,10 +66,6 @@ ORDER BY retrans DESC, rtt_max_ns DESC NULLS LAST, node, local_address, peer_add
 MOST = 10_000
 
 
-def _speed(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
 def _trip(ns: float | None) -> str:
     return "-" if ns is None else f"{ns / 1e6:.3g} ms"
 
@@ -77,9 +75,9 @@ _INTERFACE_FIELDS = (
     Field("INTERFACE", "interface"),
     Field("JOB", "job"),
     Field("STATE", "operstate"),
-    Field("Gb/s", "speed_gbps", _speed, right=True),
-    Field("RECEIVED Gb/s", "rx_gbps", _speed, right=True),
-    Field("SENT", "tx_gbps", _speed, right=True),
+    Field("SPEED", "speed_gbps", bits, right=True),
+    Field("RECEIVED", "rx_gbps", bits, right=True),
+    Field("SENT", "tx_gbps", bits, right=True),
     Field("NEW ERRORS", "errors", flex=True),
     Field("ADDRESSES", "addresses", flex=True),
 )
@@ -104,24 +102,31 @@ _TCP_FIELDS = (
 class Options:
     job: Job = None
     since: Since = "1m"
+    until: Until = None
     every: Annotated[bool, typer.Option("--local", help="Also connections within a node.")] = False
 
 
 def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
-        found = _read(cluster, job, seconds(options.since))
-        if not found["tcp"] and job is not None:
-            require_job(cluster, job)
+        during = interval(options.since, options.until)
+        found = _read(cluster, job, during)
+        if not found["tcp"] and job is not None and during.open:
+            require_live(cluster, job)
+        of_job = "true" if job is None else f"job = {sql_text(job)}"
+        states = news.states(cluster.query_all(news.statements(of_job, during)), now=during.open)
     width = terminal_width() if settings.output is None else None
-    write_objects(settings, found, _people(found, width, every=options.every), found["tcp"])
+    shown = dict.fromkeys((row["job"], row["run"]) for row in found["tcp"])
+    lines = [f"job {run[0]}: {line}" for run in shown for line in news.lines_of(states, *run)]
+    above = "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
+    write_objects(settings, found, above + _people(found, width, every=options.every), found["tcp"])
 
 
-def _read(cluster: Cluster, job: str | None, since: float) -> dict[str, list[Row]]:
+def _read(cluster: Cluster, job: str | None, during: Interval) -> dict[str, list[Row]]:
     """Returns ``interfaces``, ``tcp`` and ``paths`` from one snapshot of each node, as docs/json.md describes."""
     of_job = "true" if job is None else f"job = {sql_text(job)}"
     interfaces = "true" if job is None else f"(job = {sql_text(job)} OR job IS NULL)"
-    asked = {"since": max(1, round(since)), "of_job": of_job, "interfaces": interfaces, "most": MOST}
+    asked = {"during": during.sql(), "of_job": of_job, "interfaces": interfaces, "most": MOST}
     statements = {"interfaces": _INTERFACES, "tcp": _TCP, "paths": _PATHS}
     tables = cluster.query_all({name: sql.format(**asked) for name, sql in statements.items()})
     return {name: rows_of(tables[name]) for name in statements}

@@ -15,7 +15,7 @@ from probing.client.preflight.text import people
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import terminal_width
-from probing.client.session import job_named, opened
+from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
 from probing.diagnosis.preflight.checks.round_trips import matrix
 from probing.diagnosis.preflight.env_file import MAX_BYTES, Plan, parse
@@ -56,6 +56,8 @@ def run(settings: Settings, options: Options) -> None:
     plan = _plan(options.env_file)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
+        if job is not None:
+            require_live(cluster, job)
         case = gathered(cluster, Wanted(options.python or "", options.iface or "", job or ""), plan)
         if options.bandwidth:
             case = with_bandwidth(cluster, case)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import NotFound, UsageError
-from probing.client.options import Job, Pids, Rank
+from probing.client.options import Job, Pids, Rank, Until
 from probing.client.profile.model import Profile
 from probing.client.profile.request import KINDS, Request, Selection, at_times, base_of, labels, of_training_threads
 from probing.client.profile.samples import off_cpu_share, read_profiles
 from probing.client.profile.write import write_profiles
-from probing.client.session import hint, job_named, opened, require_job
-from probing.client.settings import Settings, process_id, profile_format_of, seconds
+from probing.client.session import hint, job_named, opened
+from probing.client.settings import PROFILE_SUFFIXES, Settings, check_suffix, process_id, profile_format_of
+from probing.client.times import seconds
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -27,6 +28,7 @@ EXAMPLES = (
     "probingctl profile 31337 --seconds 30 -o profile.svg",
 )
 _MOST_LIVE_S = 3600
+_HZ = 99
 # Share of the training threads' time off the CPU above which a profile of the rest hides the cause.
 _MOSTLY = 0.5
 
@@ -38,13 +40,15 @@ class Options:
     rank: Rank = None
     live: Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Sample now, for so long.")] = None
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From stored samples: how far back; 5m if left out.")
+        str | None, typer.Option(metavar="TIME", help="Stored samples: how far back, or an instant; 5m if left out.")
     ] = None
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --since: how far back to stop.")] = None
+    until: Until = None
     cpu: Annotated[bool, typer.Option("--cpu", help="Only time on the CPU, also where most of it is off.")] = False
     wall: Annotated[bool, typer.Option("--wall", help="Time on and off the CPU.")] = False
     off_cpu: Annotated[bool, typer.Option("--off-cpu", help="Only time off the CPU.")] = False
-    hz: Annotated[int, typer.Option(min=1, max=999, metavar="N", help="With --seconds: samples a second.")] = 99
+    hz: Annotated[
+        int | None, typer.Option(min=1, max=999, metavar="N", help="With --seconds: samples a second, 99 if left out.")
+    ] = None
     by: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="What to keep apart: rank, thread, pid, node, job; A,B for several."),
@@ -63,12 +67,14 @@ class Options:
     ] = None
     gil: Annotated[bool, typer.Option("--gil", help="Only while the thread holds the GIL.")] = False
 
-    def request(self, output: Path | None = None) -> Request:
-        """``output`` is the file to write, whose ending may name the format.
+    def request(self, output: Path | None = None, *, named: bool = False) -> Request:
+        """``output`` is the file to write, whose ending may name the format; ``named``: -f names one.
 
         Raises UsageError for a value that cannot be read, and where options contradict each other.
         """
         kind = self.kind or profile_format_of(output)
+        if self.kind is None and not named:
+            check_suffix(output, PROFILE_SUFFIXES)
         if kind not in KINDS:
             raise UsageError(f"unknown output format {kind}", hint=f"one of {', '.join(KINDS)}")
         states = [name for name, given in self._states().items() if given]
@@ -77,6 +83,8 @@ class Options:
             raise UsageError(f"{states[0]} and {states[1]} contradict each other", hint=hint)
         if self.live is not None and (self.since is not None or self.until is not None):
             raise UsageError("--seconds samples now, --since and --until look back", hint="leave one out")
+        if self.hz is not None and self.live is None:
+            raise UsageError("--hz belongs to --seconds", hint="stored samples have their rate: `probingctl config`")
         live = 0.0 if self.live is None else seconds(self.live)
         if live > _MOST_LIVE_S:
             raise UsageError("--seconds is for an hour at most", hint="samples are stored anyway: use --since later")
@@ -88,14 +96,14 @@ class Options:
         if base is not None and kind == "pprof":
             advice = "write two profiles and compare them with pprof -diff_base"
             raise UsageError("a pprof file holds no difference", hint=advice)
-        return Request(selected, base, kind, live, self.hz, labels(self.by), self.lines, not states)
+        return Request(selected, base, kind, live, self.hz or _HZ, labels(self.by), self.lines, not states)
 
     def _states(self) -> dict[str, bool]:
         return {"--wall": self.wall, "--off-cpu": self.off_cpu, "--cpu": self.cpu}
 
 
 def run(settings: Settings, options: Options) -> None:
-    request = options.request(settings.output)
+    request = options.request(settings.output, named=settings.named)
     if request.kind != "table" and settings.named and settings.format != "table":
         raise UsageError(f"-f {settings.format} and -F {request.kind} contradict each other", hint="leave one out")
     with opened(settings) as cluster:
@@ -134,8 +142,6 @@ def _with_jobs(cluster: Cluster, request: Request) -> Request:
 def _require(cluster: Cluster, selection: Selection, profile: Profile) -> None:
     if profile.samples:
         return
-    if selection.job:
-        require_job(cluster, selection.job)
     next_step = "`probingctl config sampling.hz` says whether there are samples, `probingctl status` what hinders them"
     if selection.state == "cpu" and off_cpu_share(cluster, selection) is not None:
         next_step = "--wall shows the time off the CPU: there are samples of that"

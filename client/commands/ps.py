@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from probing.api.errors import UsageError
 from probing.client.collectives.endings import MOST, ended, recent
-from probing.client.diagnosis.findings import OPEN, Verdicts, by_run, verdict_lines
+from probing.client.diagnosis.findings import OPEN, Verdicts, open_by_run, verdict_lines
 from probing.client.options import Job, Wide
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.by_job import by_job
@@ -17,8 +18,9 @@ from probing.client.render.output import write_objects, write_rows
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, show_value, terminal_width
 from probing.client.render.text import clock, escape, wrapped
-from probing.client.session import job_named, opened, require_job, sql_text, warn
-from probing.client.settings import Settings, seconds
+from probing.client.session import job_named, opened, require_live, sql_text, warn
+from probing.client.settings import Settings
+from probing.client.times import Interval, interval
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -62,24 +64,29 @@ _ENDED = (
 class Options:
     job: Job = None
     ended: Annotated[bool, typer.Option("--ended", help="Processes that have ended, the newest first.")] = False
-    since: Annotated[str, typer.Option(metavar="TIME", help="How far back, with --ended.")] = "1d"
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --ended: how far back, or an instant; 1d if left out.")
+    ] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --ended: where to end, likewise.")] = None
     wide: Wide = False
 
 
 def run(settings: Settings, options: Options) -> None:
-    since = seconds(options.since)
+    if not options.ended and (options.since is not None or options.until is not None):
+        raise UsageError("--since and --until belong to --ended", hint="without it ps shows the processes that run now")
+    during = interval(options.since or "1d", options.until)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
         where = "" if job is None else f"job = {sql_text(job)}"
         width = None if options.wide or settings.output is not None else terminal_width()
         if options.ended:
-            rows = _ended(cluster, where or "true", since)
+            rows = _ended(cluster, where or "true", during)
             write_objects(settings, rows, by_job(_ENDED, rows, width), rows)
             return
         people = settings.format == "table"
         answer, found = _asked(cluster, where) if people else (cluster.processes(where), None)
         if job is not None and not answer.table.num_rows:
-            require_job(cluster, job)
+            require_live(cluster, job)
         if found is not None:
             rows = rows_of(answer.table)
             above = shown_pauses(settings, pause_lines(cluster)) + _verdicts(rows, found, width)
@@ -97,7 +104,7 @@ def _asked(cluster: Cluster, where: str) -> tuple[Answer, Verdicts]:
 
     statements = {"processes": processes_sql(where), "findings": OPEN.format(of_job=where or "true")}
     answers = cluster.answer_all(statements)
-    return answers["processes"], by_run(rows_of(answers["findings"].table))
+    return answers["processes"], open_by_run(rows_of(answers["findings"].table))
 
 
 def _verdicts(rows: Sequence[Row], found: Verdicts, width: int | None) -> str:
@@ -110,9 +117,9 @@ def _verdicts(rows: Sequence[Row], found: Verdicts, width: int | None) -> str:
     return "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
 
 
-def _ended(cluster: Cluster, where: str, since: float) -> list[Row]:
+def _ended(cluster: Cluster, where: str, during: Interval) -> list[Row]:
     """Returns rows of processes that have ended, the newest first."""
-    rows = recent(ended(cluster, where, since))
+    rows = recent(ended(cluster, where, during))
     if len(rows) == MOST:
         warn(f"only the last {MOST:,} are shown: ask for less with --since")
     for row in rows:

@@ -15,7 +15,7 @@ from probing.client.render.output import write_objects, write_table
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, terminal_width
 from probing.client.render.text import escape, plural, ranks_text, wrapped
-from probing.client.session import job_named, opened, require_job, sql_text
+from probing.client.session import job_named, opened, require_live, sql_text
 from probing.client.settings import Settings
 from probing.diagnosis.ranks import Placed, Violation, Worker, check_ranks, check_workers, launched
 
@@ -76,7 +76,7 @@ def run(settings: Settings, options: Options) -> None:
         job = job_named(cluster, options.job)
         found = _jobs(cluster, job, workers)
         if not found and job is not None:
-            require_job(cluster, job)
+            require_live(cluster, job)
     width = terminal_width() if settings.output is None else None
     flat = [{**{name: own[name] for name in ("job", "run")}, **v} for own in found for v in own["violations"]]
     write_objects(settings, found, _people(found, width), flat)

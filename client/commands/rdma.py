@@ -11,13 +11,14 @@ import typer
 from probing.api.errors import NotFound
 from probing.api.rdma_counters import COUNTERS, HW_COUNTERS, PACKETS
 from probing.client.absence import require_all
-from probing.client.options import Since
+from probing.client.options import Since, Until
 from probing.client.render.output import write_table
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field
-from probing.client.render.text import clock
+from probing.client.render.text import bits, clock
 from probing.client.session import opened, sql_text
-from probing.client.settings import Settings, seconds
+from probing.client.settings import Settings
+from probing.client.times import interval
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -59,7 +60,7 @@ _ERRORS = (
     "out_of_sequence",
     "rx_icrc_encapsulated",
 )
-_WHERE = "ts > now() - INTERVAL {since} SECOND AND {hca}"
+_WHERE = "{during} AND {hca}"
 _PORTS = f"""
 SELECT node, hca, port, max(ts) AS ts, {", ".join(f"arg_max({name}, ts) AS {name}" for name in _NEWEST)},
   sum(interval_ns) AS interval_ns,
@@ -72,19 +73,15 @@ _HISTORY = f"SELECT * FROM rdma.ports WHERE {_WHERE} ORDER BY node, hca, port, t
 _NAMES = (Field("NODE", "node"), Field("HCA", "hca"), Field("PORT", "port", right=True))
 
 
-def _speed(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
-_TRAFFIC = (Field("SENT Gb/s", "sent_gbps", _speed, right=True), Field("RECEIVED", "received_gbps", _speed, right=True))
+_TRAFFIC = (Field("SENT", "sent_gbps", bits, right=True), Field("RECEIVED", "received_gbps", bits, right=True))
 _FIELDS = (
     *_NAMES,
     Field("LINK", "link_layer"),
     Field("STATE", "state"),
     Field("PHYSICAL", "phys_state"),
-    Field("Gb/s", "rate_gbps", right=True),
+    Field("SPEED", "rate_gbps", bits, right=True),
     *_TRAFFIC,
-    Field("MOST", "most_gbps", _speed, right=True),
+    Field("MOST", "most_gbps", bits, right=True),
     Field("CNP", "cnp", right=True),
     Field("ECN", "np_ecn_marked_roce_packets_new", right=True),
     Field("NEW ERRORS", "errors", flex=True),
@@ -105,6 +102,7 @@ _HISTORY_FIELDS = (
 class Options:
     hca: Annotated[str | None, typer.Argument(metavar="[HCA]", help="Only this device.")] = None
     since: Since = "1m"
+    until: Until = None
     history: Annotated[bool, typer.Option("--history", help="A line for each reading, not for each port.")] = False
 
 
@@ -112,7 +110,7 @@ def run(settings: Settings, options: Options) -> None:
     sql = _HISTORY if options.history else _PORTS
     where = "true" if options.hca is None else f"hca = {sql_text(options.hca)}"
     with opened(settings) as cluster:
-        rows = _read(cluster, sql.format(since=max(1, round(seconds(options.since))), hca=where))
+        rows = _read(cluster, sql.format(during=interval(options.since, options.until).sql(), hca=where))
         if options.hca and not rows:
             raise NotFound(f"there is no RDMA device {options.hca}", hint="`probingctl rdma` lists them")
     if settings.format != "table":

@@ -18,7 +18,7 @@ from probing.client.render.text import escape
 from probing.client.session import job_named, opened, warn
 from probing.client.settings import Settings, process_id
 from probing.client.stacks.merge import PlainGroup, merge, plain_groups
-from probing.client.stacks.text import frame_text, people
+from probing.client.stacks.text import frame_text, people, telling, without_frames
 
 __all__ = ("EXAMPLES", "Options", "run")
 
@@ -65,7 +65,9 @@ def _check(options: Options) -> None:
 
 
 def _write_merged(settings: Settings, threads: Sequence[Thread], *, every_thread: bool) -> None:
-    groups = merge(threads, every_thread=every_thread)
+    people_read = settings.format == "table"
+    told: list[Thread] = [{**thread, "frames": telling(thread["frames"])} for thread in threads] if people_read else []
+    groups = merge(told or threads, every_thread=every_thread)
     for missing in dict.fromkeys(t["native_missing"] for t in threads if t.get("native_missing")):
         warn(f"native frames are missing: {missing}")
     plain = plain_groups(groups)
@@ -81,15 +83,24 @@ def _order(thread: Thread) -> tuple[Any, ...]:
 def _people(threads: Sequence[Thread]) -> str:
     if not threads:
         return _NOBODY
-    lines: list[str] = []
-    process: tuple[Any, ...] | None = None
+    processes: dict[tuple[Any, ...], list[Thread]] = {}
     for thread in threads:
-        own = (thread["node"], thread["pid"])
-        if own != process:
-            process = own
-            lines.extend(["", _head(thread)] if lines else [_head(thread)])
-        lines.extend(_thread(thread))
-    return "\n".join(lines) + "\n"
+        processes.setdefault((thread["node"], thread["pid"]), []).append(thread)
+    texts = []
+    for own in processes.values():
+        # Threads of libraries, and of data loaders, are many.
+        empty = [thread for thread in own if _says_nothing(thread)]
+        lines = [_head(own[0]), *(line for thread in own if thread not in empty for line in _thread(thread))]
+        if text := without_frames((thread["thread"] or "(unnamed)", 1) for thread in empty):
+            lines.append(escape(f"  {text}"))
+        texts.append("\n".join(lines) + "\n")
+    return "\n".join(texts)
+
+
+def _says_nothing(thread: Thread) -> bool:
+    """Whether a thread beside the main one has no frame, and no reason why its stack is not whole."""
+    told = thread["frames"] or thread.get("native_missing") or thread["gil"] or not thread["complete"]
+    return thread["tid"] != thread["pid"] and not told
 
 
 def _head(thread: Thread) -> str:
@@ -105,7 +116,7 @@ def _thread(thread: Thread) -> Iterator[str]:
     yield escape(f"  thread {thread['tid']} {name} [{', '.join(m for m in marks if m)}]")
     if thread.get("native_missing"):
         yield escape(f"    native frames are missing: {thread['native_missing']}")
-    for frame in thread["frames"]:
+    for frame in telling(thread["frames"]):
         yield escape(f"    {frame_text(frame['func'], frame['file'], frame['lineno'], frame['frame_type'])}")
         yield from (escape(f"        {_variable(v)}") for v in frame.get("locals", ()))
     if not thread["frames"]:

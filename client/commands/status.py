@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
@@ -11,6 +12,7 @@ from probing.client.render.table import Field, render, terminal_width
 from probing.client.render.text import age, count, escape, size
 from probing.client.session import opened
 from probing.client.settings import Settings
+from probing.client.times import bound
 
 if TYPE_CHECKING:
     from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -25,6 +27,8 @@ _FIELDS = (
     Field("LOST", "lost", count, right=True),
     Field("WHY / WHAT", "note", flex=True),
 )
+# How a reason says since when it is so.
+_SINCE = re.compile(r"\bsince (\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ)")
 
 
 class _Source(TypedDict):
@@ -47,6 +51,7 @@ class _Node(TypedDict):
     processes: int
     store_bytes: int
     boot_id: str
+    state_ns: int | None
     sources: list[_Source]
 
 
@@ -70,6 +75,7 @@ def _node(address: str, reply: pb.StatusReply) -> _Node:
         "processes": reply.processes,
         "store_bytes": reply.store_bytes,
         "boot_id": reply.boot_id,
+        "state_ns": _lasts(reply),
         "sources": [
             {
                 "name": s.name,
@@ -84,17 +90,36 @@ def _node(address: str, reply: pb.StatusReply) -> _Node:
     }
 
 
+def _lasts(reply: pb.StatusReply) -> int | None:
+    """Returns how long the node is in its state, ns; None where that is not known, or its clock was set back since."""
+    if reply.state == "running":
+        begun: int | None = reply.started_ns or None
+    else:
+        since = _SINCE.search(reply.reason)
+        begun = None if since is None else bound(since[1]).at_ns
+    passed = -1 if begun is None else reply.node_time_ns - begun
+    return passed if passed >= 0 else None
+
+
 def _people(node: _Node, width: int | None) -> str:
-    up = "" if node["uptime_ns"] is None else f" for {age(node['uptime_ns'])}"
-    state = f"{node['state']}{up}" + (f": {node['reason']}" if node["reason"] else "")
     lines = [
         f"{node['node']}  probingd {node['version']} at {node['address']}",
-        f"  {state}",
+        f"  {_state(node)}",
         f"  watches {node['processes']} processes, keeps {size(node['store_bytes'])}",
     ]
     rows = [{**s, "note": s["reason"] or s["detail"]} for s in node["sources"]]
     table = render(_FIELDS, rows, None if width is None else width - 2) if rows else ""
     return "\n".join([*map(escape, lines), *(f"  {line}" for line in table.splitlines())]) + "\n"
+
+
+def _state(node: _Node) -> str:
+    """Returns the state and since when it is so, as far as that is known; a daemon may run for longer."""
+    up = "" if node["uptime_ns"] is None else f" for {age(node['uptime_ns'])}"
+    reason = node["reason"] or ""
+    if node["state"] == "running":
+        return f"running{up}{f': {reason}' if reason else ''}"
+    lasts = "" if node["state_ns"] is None else f" for {age(node['state_ns'])}"
+    return f"{node['state']}{lasts}{f': {reason}' if reason else ''}{f'; the daemon runs{up}' if up else ''}"
 
 
 def _flat(nodes: Sequence[_Node]) -> list[Row]:

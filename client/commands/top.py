@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import ProbingError, UsageError
-from probing.client.collectives.endings import ended_sql, exits
+from probing.client.collectives.endings import ended, ended_sql, exits, recent
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process, innermost, silent
 from probing.client.collectives.sql import RANKS
 from probing.client.collectives.standing import LIVE
 from probing.client.collectives.top_text import Frame, people
-from probing.client.diagnosis.findings import OPEN, by_run
+from probing.client.diagnosis.findings import OPEN, open_by_run
 from probing.client.interrupt import leaving_by_it
 from probing.client.options import Job
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import rows_of
 from probing.client.render.table import terminal_width
-from probing.client.render.text import escape
-from probing.client.session import job_named, opened, require_job, sql_text
-from probing.client.settings import Settings, seconds
+from probing.client.render.text import escape, now_text
+from probing.client.session import job_named, opened, require_live, sql_text
+from probing.client.settings import Settings
+from probing.client.times import Bound, Interval, seconds
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -38,6 +39,8 @@ EXAMPLES = ("probingctl top --all-nodes --job 4711", "probingctl top --once")
 # Ends what textual's driver has switched on: bracketed paste, no line wrap, reports of resizes, keyboard protocol and
 # focus; the cursor and the previous contents of the terminal come back.
 _SCREEN_BACK = b"\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[<u\x1b[?1004l\x1b[?25h\x1b[?1049l"
+# How long the first answer is waited for before the screen is drawn without it, s.
+_FIRST_S = 1.0
 # The longest that the screen waits for a node, s.
 _PATIENCE_S = 5.0
 _RATES = """
@@ -55,26 +58,28 @@ SELECT node, job, run, comm, comm_rank, rank, pid, op, seq, age_ns FROM comm.inf
 """
 _STATEMENTS = {"live": LIVE, "rates": _RATES, "ranks": RANKS, "inflight": _INFLIGHT, "steps": _STEPS, "findings": OPEN}
 _ROWS = ("live", "rates", "ranks", "inflight", "steps")
-# How long a run that has ended stays in view, s.
-_ENDED_S = 600.0
+# How long a run that has ended stays in view.
+_SHOWN_ENDED = Interval(Bound(600.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     job: Job = None
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False
-    interval: Annotated[str, typer.Option(metavar="TIME", help="Time between frames.")] = "1s"
+    interval: Annotated[str | None, typer.Option(metavar="TIME", help="Time between frames, 1s if left out.")] = None
     window: Annotated[str, typer.Option(metavar="TIME", help="Time over which rates and lags are taken.")] = "10s"
 
 
 def run(settings: Settings, options: Options) -> None:
-    interval, window = seconds(options.interval), seconds(options.window)
+    if options.once and options.interval is not None:
+        raise UsageError("--once prints one frame, and --interval is between two", hint="leave one out")
+    interval, window = seconds(options.interval or "1s"), seconds(options.window)
     if options.once:
         with opened(settings) as cluster:
             job = job_named(cluster, options.job)
             frame = collect(cluster, job, window)
             if not frame.ranks and job is not None:
-                require_job(cluster, job)
+                require_live(cluster, job)
             width = terminal_width() if settings.output is None else None
             text = shown_pauses(settings, frame.paused) + people(frame, width, None)
             write_objects(settings, frame.ranks, text, frame.ranks)
@@ -82,11 +87,32 @@ def run(settings: Settings, options: Options) -> None:
     if settings.format != "table" or settings.output is not None:
         raise UsageError("top writes files and other formats with --once alone", hint="use `probingctl top --once`")
     if _on_screen():
-        with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster:
-            _screen(cluster, job_named(cluster, options.job), interval, window)
+        with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster, leaving_by_it():
+            _require_answer(cluster, settings)
+            _screen(cluster, _job(cluster, options.job), interval, window)
         return
     with opened(settings) as cluster, leaving_by_it():
-        _lines(settings, cluster, job_named(cluster, options.job), interval, window)
+        _require_answer(cluster, settings)
+        _lines(settings, cluster, _job(cluster, options.job), interval, window)
+
+
+def _require_answer(cluster: Cluster, settings: Settings) -> None:
+    """Raises the error of the first answer, as other commands do. Nodes that are slow are waited for."""
+    from probing.client.wire.errors import is_late
+    from probing.federation.execution.fanout import fan_out
+
+    addresses = settings.nodes or (settings.target,)
+    found = fan_out(addresses, lambda a, left: (cluster.connection(a).status(left).node, None), _FIRST_S)
+    if not found.answered and not any(is_late(failed.error) for failed in found.failed):
+        raise found.failed[0].error
+
+
+def _job(cluster: Cluster, text: str | None) -> str | None:
+    """Returns the job that --job names. Raises NotFound for one that ended before what the screen shows."""
+    job = job_named(cluster, text)
+    if job is not None and not recent(ended(cluster, _where(job), _SHOWN_ENDED)):
+        require_live(cluster, job)
+    return job
 
 
 def _on_screen() -> bool:
@@ -120,7 +146,7 @@ def _lines(settings: Settings, cluster: Cluster, job: str | None, interval: floa
         except ProbingError as e:
             # The daemon may be restarting: the next frame asks again.
             text = escape(f"error: {e.message}") + "\n"
-        sys.stdout.write(time.strftime("-- %Y-%m-%d %H:%M:%SZ\n", time.gmtime()) + text)
+        sys.stdout.write(f"-- {now_text('%Y-%m-%d %H:%M:%S')}\n{text}")
         sys.stdout.flush()
         time.sleep(max(0.1, interval - (time.monotonic() - begun)))
 
@@ -133,10 +159,11 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     """Returns one frame: every trainer with its rate and lag over the last ``window`` seconds, and its state."""
     where = _where(job)
     seconds = max(1, round(window))
+    lately = Interval(Bound(seconds)).sql()
     statements = {
-        name: sql.format(where=where, of_job=where, window=seconds, since=seconds) for name, sql in _STATEMENTS.items()
+        name: sql.format(where=where, of_job=where, window=seconds, during=lately) for name, sql in _STATEMENTS.items()
     }
-    tables = cluster.query_all({**statements, "ended": ended_sql(where, _ENDED_S)})
+    tables = cluster.query_all({**statements, "ended": ended_sql(where, _SHOWN_ENDED)})
     live, rates, late, inflight, stepped = (rows_of(tables[name]) for name in _ROWS)
     python, missing = _python(cluster, job) if live else ({}, [])
     lags: dict[Process, int] = {}
@@ -145,7 +172,7 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     seen = Seen(
         live,
         exits(tables["ended"]),
-        by_run(rows_of(tables["findings"])),
+        open_by_run(rows_of(tables["findings"])),
         {process_of(row): {**row, "collectives_per_s": row["calls"] / seconds} for row in rates},
         {process_of(row): row for row in stepped},
         {process_of(row): row for row in sorted(inflight, key=lambda r: r["age_ns"] or 0)},

@@ -11,7 +11,7 @@ from probing.client.options import Job
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import terminal_width
-from probing.client.session import job_named, opened, require_job
+from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
 
 __all__ = ("EXAMPLES", "Options", "run")
@@ -63,7 +63,7 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
         if job is not None:
-            require_job(cluster, job)
+            require_live(cluster, job)
         found = ask(cluster, {"devices": DEVICES, "links": LINKS, "processes": PROCESSES})
     nodes = _nodes(found["devices"], found["links"], found["processes"], job)
     width = terminal_width() if settings.output is None else None

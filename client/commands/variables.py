@@ -17,8 +17,9 @@ from probing.client.options import For, Job
 from probing.client.render.output import write_table
 from probing.client.render.table import Field
 from probing.client.render.text import age, escape
-from probing.client.session import job_named, opened, sql_text
-from probing.client.settings import Settings, process_id, seconds
+from probing.client.session import job_named, opened, sql_text, warn
+from probing.client.settings import Settings, process_id
+from probing.client.times import seconds
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -34,6 +35,8 @@ _FIELDS = (
     Field("TYPE", "type"),
     Field("VALUE", "shown", flex=True),
 )
+# How a node says that a name is in no frame, or is no module.
+_NOWHERE = ("there is no variable ", "no module ")
 _WATCH, _INTERVAL = "variables.watch", "variables.interval_s"
 
 
@@ -103,16 +106,25 @@ def _check(options: Options, names: Sequence[str], pids: Sequence[int]) -> None:
 def _read(settings: Settings, cluster: Cluster, wanted: _Watch) -> None:
     found = cluster.variables(wanted.names, wanted.pids, wanted.job)
     report_failures(found.failures, all_failed=not found.values)
-    if not found.values:
+    seen = {value["name"] for value in found.values if not _unknown(value)}
+    if not seen:
         raise NotFound(
             f"no such variable was found: {', '.join(wanted.names)}",
             hint="`probingctl stacks --locals` shows the variables of each frame",
         )
+    for name in wanted.names:
+        if name not in seen:
+            warn(f"no such variable was found: {name}")
     values = sorted(found.values, key=_order)
     if settings.format == "table":
         write_table(settings, _FIELDS, [{**value, "shown": _shown(value)} for value in values])
     else:
         write_table(settings, _FIELDS, values)
+
+
+def _unknown(value: Value) -> bool:
+    """Whether no frame and no module of the process has the name."""
+    return value["value"] is None and not value["func"] and (value["reason"] or "").startswith(_NOWHERE)
 
 
 def _started(cluster: Cluster, watch: _Watch) -> list[Setting]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from probing.client.render.rows import Row
@@ -11,15 +13,20 @@ from probing.client.render.text import clock
 
 __all__ = (
     "OPEN",
+    "OPEN_COLUMNS",
     "PARTS",
+    "ROW_AGE",
     "SHOWN",
     "Verdicts",
     "blamed",
     "by_run",
     "newest_sql",
+    "ns_of",
     "numbers",
+    "open_by_run",
     "order",
     "parsed",
+    "timed",
     "verdict_lines",
 )
 
@@ -34,17 +41,27 @@ SHOWN = ("node", "verdict", "severity", "state", "confidence", "sentence", "rank
 _MOST_LINES = 3
 # Longer JSON is not parsed: no daemon writes it.
 _MOST_BYTES = 1 << 20
+# The length that a sentence names, as words.time_text writes it.
+_LASTS = re.compile(r" for (\d+(?:\.\d)?) (s|min|h)\b")
+_UNITS_NS = {"s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+_SECOND_NS = 10**9
 
 
-def newest_sql(where: str, columns: Sequence[str]) -> str:
-    """Returns the SELECT of ``columns`` of the newest row of each finding, with its key and ``ts``."""
-    newest = ", ".join(f"arg_max({column}, ts) AS {column}" for column in columns)
+def newest_sql(where: str, columns: Sequence[str], *more: str) -> str:
+    """Returns the SELECT of ``columns`` of the newest row of each finding, with its key, ``ts`` and ``more``."""
+    newest = ", ".join([*(f"arg_max({column}, ts) AS {column}" for column in columns), *more])
     key = ", ".join(_KEY)
     return f"SELECT {key}, max(ts) AS ts, {newest} FROM diagnosis.findings WHERE {where} GROUP BY {key}"
 
 
+ROW_AGE = "epoch_ns(now()) - epoch_ns(max(ts)) AS row_age_ns"
+"""A column of a SELECT of newest_sql: how long ago the row was written, by the clock of the node that answers."""
+OPEN_COLUMNS = (*SHOWN, "since")
 # The open findings of the last 7 days; ``{of_job}`` is a condition.
-OPEN = newest_sql("ts > now() - INTERVAL 7 DAY AND {of_job}", SHOWN) + " HAVING arg_max(state, ts) = 'open'"
+OPEN = (
+    newest_sql("ts > now() - INTERVAL 7 DAY AND {of_job}", OPEN_COLUMNS, ROW_AGE)
+    + " HAVING arg_max(state, ts) = 'open'"
+)
 
 
 def order(row: Row) -> tuple[Any, ...]:
@@ -53,12 +70,50 @@ def order(row: Row) -> tuple[Any, ...]:
 
 
 def by_run(rows: Iterable[Row]) -> Verdicts:
-    """Returns the rows of OPEN by run; notes are left out."""
+    """Returns rows of findings by run; notes are left out."""
     found: Verdicts = {}
     for row in sorted(rows, key=order):
         if row["severity"] != "note":
             found.setdefault((row["job"], row["run"]), []).append(row)
     return found
+
+
+def open_by_run(rows: Iterable[Row]) -> Verdicts:
+    """Returns the rows of OPEN by run, without notes; their sentences say how long it is so by now."""
+    return by_run(_now(row) for row in rows)
+
+
+def _now(row: Row) -> Row:
+    shown = {name: row[name] for name in row if name not in ("row_age_ns", "since")}
+    written, passed = ns_of(row["ts"]), row.get("row_age_ns")
+    return {**shown, "sentence": timed(row, None if written is None or passed is None else written + passed)}
+
+
+def timed(row: Row, now_ns: int | None) -> str:
+    """Returns the sentence of a finding of severity error, with the time that has passed until ``now_ns`` (UTC ns).
+
+    It is as stored where that is not known, or where its length is not counted from ``since``.
+    """
+    sentence, since, written = str(row["sentence"]), ns_of(row.get("since")), ns_of(row["ts"])
+    lasts = _LASTS.search(sentence)
+    if lasts is None or since is None or written is None or now_ns is None or row["severity"] != "error":
+        return sentence
+    unit = _UNITS_NS[lasts[2]]
+    stored = float(lasts[1]) * unit
+    if stored > written - since + max(unit, _SECOND_NS) or now_ns < since:
+        return sentence
+    from probing.diagnosis.words import time_text
+
+    return f"{sentence[: lasts.start()]} for {time_text(now_ns - since)}{sentence[lasts.end() :]}"
+
+
+def ns_of(text: Any) -> int | None:
+    """Returns a time of an answer, as "2026-11-28T01:14:04.562500000Z", in UTC ns; None for anything else."""
+    try:
+        moment = datetime.fromisoformat(text[:19]).replace(tzinfo=timezone.utc)
+        return int(moment.timestamp()) * 10**9 + int((text[20:].rstrip("Z") or "0").ljust(9, "0")[:9])
+    except (TypeError, ValueError):
+        return None
 
 
 def numbers(text: str | None) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from probing.client.diagnosis.exits import how_it_ended
 from probing.client.render.rows import Row
 from probing.client.render.text import age, plural, utc, when
 from probing.diagnosis.facts import Facts, Missing, Rank
@@ -121,8 +122,13 @@ def healthy_sentence(diagnosis: Diagnosis) -> str:
     state = "nothing is wrong"
     ends = [rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None]
     if len(ends) == seen:
-        after = "was started again" if diagnosis.findings else "nothing went wrong"
-        state = f"it ended at {when(utc(max(ends)))}, and {after}"
+        at = when(utc(max(ends)))
+        if diagnosis.findings:
+            state = f"it ended at {at}, and was started again"
+        elif not gaps:
+            state = f"it ended at {at}, healthy until then"
+            # When its last operation was, says its end.
+            parts[-1:] = how_it_ended(facts) if advanced else [parts[-1], *how_it_ended(facts)]
     elif not gaps and (judged := _judged_after(facts, quiet)):
         state += " yet"
         parts[-1] += f"; a stall is judged after {age(judged)}"

@@ -20,7 +20,6 @@ _MOST_FRAMES = 8
 _MOST_LINES = 12
 _MOST_STACKS = 2
 _MOST_NATIVE = 3
-_LONG_NAME = 60
 # Columns of a frame's second line that its path cannot take: indent, brackets and line number.
 _BESIDE_PATH = 20
 _ADVICE = {
@@ -154,8 +153,7 @@ def _telling(frames: Sequence[Frame]) -> list[Frame]:
 
 def _frame(frame: Frame, width: int | None) -> str:
     if frame.native:
-        func = frame.func if len(frame.func) <= _LONG_NAME else frame.func[: _LONG_NAME - 1] + cut_mark()
-        return frame_text(func, frame.file.rpartition("/")[2], None, "Native")
+        return frame_text(frame.func, frame.file.rpartition("/")[2], None, "Native")
     file = frame.file
     if width is not None and len(file) > width - _BESIDE_PATH:
         # The end of a path says more than its beginning.

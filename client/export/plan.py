@@ -12,7 +12,7 @@ from probing.api.errors import NotFound, UsageError
 from probing.client.render.rows import Record, rows_of
 from probing.client.render.text import utc
 from probing.client.session import sql_text
-from probing.client.settings import seconds
+from probing.client.times import bound
 from probing.federation.execution.answer import Reply
 
 __all__ = ("COLUMNS", "TABLES", "Day", "Found", "Plan", "Wanted", "wanted")
@@ -140,18 +140,6 @@ def _date(day: int) -> str:
         raise UsageError(f"a row is of day {day} since 1970", hint="name --since and --until") from None
 
 
-def _instant(text: str, now_ns: int) -> int:
-    """Returns ``5m`` (before ``now_ns``) or an ISO 8601 time, UTC by default, as UTC ns."""
-    if not re.match(r"\d{4}-\d\d-\d\d", text):
-        return now_ns - round(seconds(text) * 1e9)
-    try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00").replace("z", "+00:00"))
-    except ValueError:
-        raise UsageError(f"{text} is no time", hint="for example 5m, or 2026-11-21T08:19:20Z") from None
-    moment = found if found.tzinfo else found.replace(tzinfo=timezone.utc)
-    return round((moment - _EPOCH) / timedelta(microseconds=1)) * 1000
-
-
 def _table_names(text: str | None) -> tuple[str, ...]:
     """The tables in ``A,B,C``."""
     names = tuple(dict.fromkeys(part.strip().lower() for part in (text or "").split(",") if part.strip()))
@@ -166,8 +154,8 @@ def wanted(
 ) -> Wanted:
     """Returns the request of the options. Raises UsageError for an empty interval or a wrong name or time."""
     now = time.time_ns() if now_ns is None else now_ns
-    begin = None if since is None else _instant(since, now)
-    end = now if until is None else _instant(until, now)
+    begin = None if since is None else bound(since, now).ns(now)
+    end = now if until is None else bound(until, now).ns(now)
     if begin is not None and end <= begin:
         raise UsageError(f"--until {until or 'now'} is not after --since {since}")
     return Wanted(begin, end, _table_names(tables), job)

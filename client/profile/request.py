@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from probing.api.errors import UsageError
+from probing.client.render.text import utc, when
 from probing.client.session import sql_text
-from probing.client.settings import process_id, seconds
+from probing.client.settings import process_id
+from probing.client.times import Bound, bound, seconds
 
 __all__ = ("KINDS", "Request", "Selection", "at_times", "base_of", "labels", "of_training_threads")
 
@@ -122,32 +124,26 @@ def of_training_threads(request: Request) -> Request:
 
 
 def at_times(selection: Selection, since: str | None, until: str | None) -> Selection:
-    """Returns ``selection`` with an interval from the command line: lengths of time before now, or ISO 8601 instants.
+    """Returns ``selection`` with an interval from the command line: lengths of time before now, or instants.
 
     Raises UsageError where it is empty.
     """
-    since_at, until_at = _date(since), _date(until)
-    if since is not None and since_at is None:
-        selection = replace(selection, since=seconds(since))
-    if until is not None and until_at is None:
-        selection = replace(selection, until=seconds(until))
-    if since_at is None and until_at is None and selection.until >= selection.since:
-        hint = "both look back from now: --since 10m --until 5m"
-        raise UsageError(f"--until {until} is not after --since {since or '5m'}", hint=hint)
-    if since_at is not None and until_at is not None and until_at <= since_at:
-        raise UsageError(f"--until {until} is not after --since {since}")
-    return replace(selection, since_at=since_at, until_at=until_at)
+    now_ns = time.time_ns()
+    begin = None if since is None else bound(since, now_ns)
+    end = None if until is None else bound(until, now_ns)
+    if begin is not None:
+        selection = replace(selection, since=begin.ago_s, since_at=_seconds_of(begin))
+    if end is not None:
+        selection = replace(selection, until=end.ago_s, until_at=_seconds_of(end))
+    first, last = selection.span(now_ns)
+    if first >= last:
+        hint = "both are lengths before now, or instants: --since 10m --until 5m"
+        raise UsageError(f"--until {until or 'now'} is not after --since {since or '5m'}", hint=hint)
+    return selection
 
 
-def _date(text: str | None) -> float | None:
-    """Returns an ISO 8601 instant, UTC by default, as seconds since 1970; None for a length of time."""
-    if text is None or not re.match(r"\d{4}-\d\d-\d\d", text):
-        return None
-    try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00").replace("z", "+00:00"))
-    except ValueError:
-        raise UsageError(f"{text} is no time", hint="for example 5m, or 2026-11-21T08:19:20Z") from None
-    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+def _seconds_of(end: Bound) -> float | None:
+    return None if end.at_ns is None else end.at_ns / 1e9
 
 
 def base_of(selected: Selection, text: str) -> Selection:
@@ -183,7 +179,7 @@ def _instant(at: float | None, ago: float, shift: float) -> str:
 
 def _when(at: float | None, ago: float, shift: float) -> str:
     if at is not None:
-        return f"{datetime.fromtimestamp(at - shift, timezone.utc):%Y-%m-%d %H:%M:%SZ}"
+        return when(utc(round((at - shift) * 1e9)))
     back = ago + shift
     if not back:
         return "now"

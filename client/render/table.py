@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +26,17 @@ _LEAST_FLEX = 20
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column: the key of its value, how it is shown, and whether it may be cut to fit the terminal."""
+    """A column: the key of its value, how it is shown, and whether it may be cut to fit the terminal.
+
+    ``wrap``: what does not fit goes on below, in lines broken between words. Only for the last column.
+    """
 
     title: str
     key: str
     show: Callable[[Any], str] | None = None
     right: bool = False
     flex: bool = False
+    wrap: bool = False
 
 
 def show_value(value: Any) -> str:
@@ -91,8 +96,19 @@ class Grid:
 
     def lines(self, rows: Sequence[Record], *, cut: bool = True) -> str:
         """Returns a line for each row. Without ``cut`` a value may be wider than its column."""
-        lines = (_line(self._fields, self._cells(row), self._widths, cut=cut) for row in rows)
+        lines = (_line(self._fields, cells, self._widths, cut=cut) for row in rows for cells in self._broken(row))
         return "".join(self._cut(line) + "\n" for line in lines)
+
+    def _broken(self, row: Record) -> Iterator[list[str]]:
+        """Yields the cells of a row, and further lines of its last one where that is wrapped."""
+        cells = self._cells(row)
+        if not (self._fields and self._fields[-1].wrap and cell_len(cells[-1]) > self._widths[-1]):
+            yield cells
+            return
+        first, *rest = textwrap.wrap(cells[-1], self._widths[-1], break_on_hyphens=False) or [""]
+        yield [*cells[:-1], first]
+        for part in rest:
+            yield [*[""] * (len(cells) - 1), part]
 
     def _cut(self, line: str) -> str:
         return line if self._edge is None or cell_len(line) <= self._edge else _shortened(line, self._edge)

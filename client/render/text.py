@@ -10,16 +10,21 @@ import unicodedata
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+from probing.client import zone
+
 __all__ = (
     "age",
     "ascii_only",
     "bandwidth",
+    "bits",
     "clock",
+    "clock_ms",
     "count",
     "cut_mark",
     "encoded",
     "escape",
     "escape_json",
+    "now_text",
     "plural",
     "ranks_named",
     "ranks_text",
@@ -27,6 +32,7 @@ __all__ = (
     "utc",
     "when",
     "wrapped",
+    "zoned",
 )
 
 # Controls, surrogates, and characters that reorder a line on a terminal.
@@ -108,13 +114,41 @@ def utc(ns: int) -> str:
 
 
 def when(ts: str | None) -> str:
-    """Formats a time as ``utc`` gives it to the second: ``2026-11-22 03:12:07Z``."""
-    return "-" if ts is None else f"{ts[:19].replace('T', ' ')}Z"
+    """Formats a time as ``utc`` gives it to the second, in the zone in use: ``2026-11-22 03:12:07Z``."""
+    if ts is None:
+        return "-"
+    return f"{ts[:19].replace('T', ' ')}Z" if zone.is_utc() else _zoned(ts, "%Y-%m-%d %H:%M:%S")
 
 
 def clock(ts: str | None) -> str:
     """Formats as ``when``; leaves out today's date."""
-    return when(ts).removeprefix(time.strftime("%Y-%m-%d ", time.gmtime()))
+    return when(ts).removeprefix(f"{zone.wall(time.time()):%Y-%m-%d} ")
+
+
+def clock_ms(ts: str) -> str:
+    """Returns the time of day to the millisecond, in the zone in use: ``03:12:07.123Z``."""
+    return f"{ts[11:23]}Z" if zone.is_utc() else _zoned(ts, "%H:%M:%S.%f")
+
+
+def now_text(form: str = "%H:%M:%S") -> str:
+    """Returns the present time in the zone in use, with Z or its offset."""
+    moment = zone.wall(time.time())
+    return f"{moment:{form}}{zone.shown(moment)}"
+
+
+def zoned(ts: str) -> str:
+    """Returns a time as ``utc`` gives it in the zone in use, with all its digits; anything else as it is."""
+    return ts if zone.is_utc() else _zoned(ts, "%Y-%m-%dT%H:%M:%S", ts[19:].removesuffix("Z"))
+
+
+def _zoned(ts: str, form: str, rest: str = "") -> str:
+    try:
+        moment = datetime.fromisoformat(ts[:19] + (ts[19:23] if "%f" in form else "")).replace(tzinfo=timezone.utc)
+        here = zone.wall(moment.timestamp())
+    except (OSError, OverflowError, ValueError):
+        return ts
+    text = f"{here:{form}}"
+    return f"{text[:12] if '%f' in form else text}{rest}{zone.shown(here)}"
 
 
 def size(number: float | None) -> str:
@@ -132,6 +166,11 @@ def size(number: float | None) -> str:
 def bandwidth(gbps: float | None) -> str:
     """Returns 1e9 bytes/s as ``12.3 GB/s``."""
     return "-" if gbps is None else f"{size(gbps * 1e9)}/s"
+
+
+def bits(gbps: float | None) -> str:
+    """Returns 1e9 bits/s as ``100 Gb/s``, ``17 b/s``."""
+    return "-" if gbps is None else f"{size(gbps * 1e9).removesuffix('B')}b/s"
 
 
 def count(number: float | None) -> str:

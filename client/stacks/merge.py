@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from probing.client.messages import Frame, Thread
 
 __all__ = (
+    "MAIN_THREAD",
     "MAX_DEPTH",
     "Group",
     "Member",
@@ -22,6 +23,8 @@ __all__ = (
     "ranks_of",
 )
 
+MAIN_THREAD = "MainThread"
+"""The name of the groups of main threads."""
 # Depth of a tree, so that a walk may recurse; the middle of a deeper stack becomes one node.
 MAX_DEPTH = 200
 
@@ -90,7 +93,7 @@ def merge(threads: Iterable[Thread], *, every_thread: bool = False) -> list[Grou
     for thread in threads:
         if thread["trains"] or every_thread:
             main = thread["tid"] == thread["pid"]
-            name = "MainThread" if main else re.sub(r"\d+", "*", thread["thread"] or "(unnamed)")
+            name = MAIN_THREAD if main else re.sub(r"\d+", "*", thread["thread"] or "(unnamed)")
             chosen.setdefault((thread["job"], not thread["trains"], name), []).append(thread)
     return [_group(job, name, chosen[job, other, name], other) for job, other, name in sorted(chosen)]
 

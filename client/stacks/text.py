@@ -4,15 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from probing.client.render.text import ascii_only, escape, ranks_named, ranks_text
-from probing.client.stacks.merge import Group, Member, Node, pids_of, ranks_of
+from probing.client.messages import Frame
+from probing.client.render.text import ascii_only, cut_mark, escape, plural, ranks_named, ranks_text
+from probing.client.stacks.merge import MAIN_THREAD, Group, Member, Node, pids_of, ranks_of
 
-__all__ = ("frame_text", "members_text", "people")
+__all__ = ("frame_text", "members_text", "people", "short_name", "telling", "without_frames")
+
+# Names of C++ templates have hundreds of characters; -f json has all of them.
+_LONG_NAME = 60
+_MOST_NAMED = 8
 
 
 def people(groups: Sequence[Group]) -> str:
-    """Returns a tree for each group, outermost frame first: a line for each shared frame, branches indented."""
-    return "\n".join("\n".join(_group(group)) + "\n" for group in groups)
+    """Returns a tree for each group, outermost frame first: a line for each shared frame, branches indented.
+
+    Threads beside the main ones that have no frame are one line at the end of a job.
+    """
+    texts: list[str] = []
+    jobs: dict[str, list[Group]] = {}
+    for group in groups:
+        jobs.setdefault(group.job, []).append(group)
+    for own in jobs.values():
+        empty = [group for group in own if not group.children and group.thread != MAIN_THREAD]
+        texts += ["\n".join(_group(group)) + "\n" for group in own if group not in empty]
+        threads = [(group.thread, len(group.members)) for group in empty]
+        line = without_frames(threads)
+        texts += [escape(f"job {own[0].job or '(none)'}  {line}") + "\n"] if line else []
+    return "\n".join(texts)
+
+
+def without_frames(threads: Iterable[tuple[str, int]]) -> str:
+    """Returns such as ``3 threads without a frame: pin_memory, pt_autograd (2)``; ``threads``: names and numbers."""
+    numbers: dict[str, int] = {}
+    for name, number in threads:
+        numbers[name] = numbers.get(name, 0) + number
+    named = [f"{name} ({number})" if number > 1 else name for name, number in numbers.items()]
+    more = [f"{len(named) - _MOST_NAMED} other names"] if len(named) > _MOST_NAMED else []
+    total = sum(numbers.values())
+    return f"{plural(total, 'thread')} without a frame: {', '.join([*named[:_MOST_NAMED], *more])}" if total else ""
+
+
+def telling(frames: Sequence[Frame]) -> list[Frame]:
+    """Returns ``frames``, innermost first, without those of the interpreter's start outside of all Python frames."""
+    last = max((i for i, frame in enumerate(frames) if frame["frame_type"] == "Python"), default=len(frames) - 1)
+    return list(frames[: last + 1])
+
+
+def short_name(func: str) -> str:
+    """Returns a name of C or C++ that fits a line."""
+    return func if len(func) <= _LONG_NAME else func[: _LONG_NAME - 1] + cut_mark()
 
 
 def members_text(ranks: Sequence[int], pids: Sequence[int]) -> str:
@@ -26,7 +66,8 @@ def members_text(ranks: Sequence[int], pids: Sequence[int]) -> str:
 def frame_text(func: str, file: str, lineno: int | None, frame_type: str) -> str:
     """Returns ``func (file:line)``, without the file or line where it is not known; native frames are marked."""
     where = file if lineno is None else f"{file}:{lineno}"
-    return f"{func}{f' ({where})' if where else ''}{' [native]' if frame_type == 'Native' else ''}"
+    native = frame_type == "Native"
+    return f"{short_name(func) if native else func}{f' ({where})' if where else ''}{' [native]' if native else ''}"
 
 
 def _group(group: Group) -> Iterator[str]:

@@ -13,6 +13,8 @@ __all__ = ("Column", "cells", "chosen", "head")
 
 # A temperature and a lag that are worth a colour.
 _HOT_C, _LATE_NS = 85.0, 10e6
+# What the flexible column keeps of the room that is left, cells.
+_ROOM_FOR_PYTHON = 20
 _COLLECTIVES = ("last_age_ns", "op")
 
 
@@ -20,7 +22,8 @@ _COLLECTIVES = ("last_age_ns", "op")
 class Column:
     """``width`` in cells, of a flexible column the least one. Columns of a lower ``rank`` get their place first.
 
-    ``needs``: keys of rows, of which one must have a value in some row; empty: always shown.
+    ``needs``: keys of rows, of which one must have a value in some row; empty: always shown. ``most``: a wide screen
+    gives the column up to this width; 0: never more.
     """
 
     title: str
@@ -31,6 +34,7 @@ class Column:
     right: bool = True
     needs: tuple[str, ...] = ()
     flex: bool = False
+    most: int = 0
 
 
 def head(columns: Sequence[tuple[Column, int]]) -> Line:
@@ -70,7 +74,11 @@ def chosen(width: int, rows: Iterable[Row], *, nodes: int) -> tuple[tuple[Column
         if cost <= left:
             taken.add(i)
             left -= cost
-    return tuple((c, c.width + (left if c.flex else 0)) for i, c in enumerate(able) if i in taken)
+    more: dict[int, int] = {}
+    for i in taken:
+        more[i] = min(max(0, able[i].most - able[i].width), max(0, left - _ROOM_FOR_PYTHON))
+        left -= more[i]
+    return tuple((c, c.width + more[i] + (left if c.flex else 0)) for i, c in enumerate(able) if i in taken)
 
 
 def _mark(row: Row) -> str:
@@ -143,7 +151,7 @@ _COLUMNS = (
     Column("STEP", 8, 7, lambda r, _: number(r["step"]), needs=("step",)),
     Column("STEP/S", 6, 3, lambda r, _: rate(r["steps_per_s"]), needs=("step",)),
     Column("", 6, 11, _history("steps_per_s", 0.0), lambda _: "step", needs=("step",), right=False),
-    Column("IN FLIGHT", 14, 1, _inflight, _wait_style, right=False, needs=_COLLECTIVES),
+    Column("IN FLIGHT", 14, 1, _inflight, _wait_style, right=False, needs=_COLLECTIVES, most=32),
     Column("AGE", 6, 1, lambda r, _: brief_age(r["age_ns"]), _wait_style, needs=_COLLECTIVES),
     Column(
         "LAG",

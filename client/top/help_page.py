@@ -11,21 +11,24 @@ __all__ = ("help_page",)
 _TEXT = f"""
 KEYS
   q, Ctrl-C          leave
-  j k, arrows        next and previous rank; g G, Home End: first and last; PgUp PgDn
-  Enter              the rank's stack, last collectives, variables; Esc goes back
-  s S                next and previous order: {", ".join(name for name, *_ in SORTS[:6])},
-                     {", ".join(name for name, *_ in SORTS[6:])}
+  j k, arrows        next and previous rank; g G: first, last; PgUp PgDn
+  Enter              the rank's stack, last collectives, variables; Esc: back
+  s S                next and previous order: {", ".join(name for name, *_ in SORTS[:4])},
+                     {", ".join(name for name, *_ in SORTS[4:])}
   r                  the other way round
-  / f                filter: words that must be in job, node, rankN, pid, state, operation, Python
+  / f                filter: words that must be in job, node, rankN, pid, state,
+                     operation, Python
   Esc                no filter
+  e                  hide the jobs that have ended; again: show them
   p, Space           stand still; again: go on
   ? h                this page
 
-JOBS, the one in trouble first
+JOBS, those that live first, of them the one in trouble
   STUCK FAILED       the daemon has found an error, or the first rank has failed
   SLOW WARNING       the daemon has found a warning; DIAGNOSIS is its sentence
   WAITS              a rank is in one operation for much longer than usual
   AWAY PAUSED        a node does not answer; its probes are paused
+  FAILED ENDED       below those that live: ended in the last 10 min
 
 RANKS
   !                  blamed by a finding         .  waits for such a rank

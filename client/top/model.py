@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from probing.client.collectives.endings import exits_of
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process
 from probing.client.collectives.top_text import Frame
-from probing.client.diagnosis.findings import Verdicts, by_run
+from probing.client.diagnosis.findings import Verdicts, open_by_run
 from probing.client.render.rows import Row
 from probing.client.top.answers import Absent, Fetched, NodeRows, merged
 from probing.client.top.devices import CPU_FIELDS, HISTORIES, Devices, cpu_of
@@ -51,6 +51,8 @@ class Model:
         """``window``: seconds over which rates are taken. ``silent`` is called as by ``ranks.rank_rows``."""
         self._silent = silent
         self._known: dict[str, NodeRows] = {}
+        # When the findings that are known of each address were asked for, time.monotonic().
+        self._findings_at: dict[str, float] = {}
         self._progress = Progress(window)
         self._devices = Devices()
         self._series = Series()
@@ -59,13 +61,15 @@ class Model:
         """Returns the view after one refresh. ``python`` has the innermost frame of processes as text."""
         for answer in fetched.nodes:
             self._known[answer.address] = merged(self._known.get(answer.address), answer)
+            if "findings" in answer.rows:
+                self._findings_at[answer.address] = fetched.at
         lost = {absent.address: absent for absent in fetched.absent}
         for address, absent in lost.items():
             if fetched.at - absent.since > AWAY_S:
                 self._known.pop(address, None)
         here = [rows for address, rows in self._known.items() if address not in lost]
         away = [rows for address, rows in self._known.items() if address in lost]
-        ranks, runs = rank_rows(self._seen(here, away, python), self._silent)
+        ranks, runs = rank_rows(self._seen(here, away, python, fetched.at), self._silent)
         self._add_devices(ranks, here, away, fetched)
         paused = {
             rows.node: f"PAUSED on {rows.node}{rows.paused}: nothing newer is seen" for rows in here if rows.paused
@@ -79,7 +83,9 @@ class Model:
             fetched.at,
         )
 
-    def _seen(self, here: Sequence[NodeRows], away: Sequence[NodeRows], python: Mapping[Process, str]) -> Seen:
+    def _seen(
+        self, here: Sequence[NodeRows], away: Sequence[NodeRows], python: Mapping[Process, str], at: float
+    ) -> Seen:
         known, progress = [*here, *away], _all(here, "progress")
         # What these do is not known: they are not silent.
         unknown = {process_of(row): dict.fromkeys(_CALLS) for row in _all(away, "ranks")}
@@ -87,7 +93,7 @@ class Model:
         return Seen(
             _all(known, "ranks"),
             exits_of(sorted(_all(known, "ended"), key=lambda row: str(row["ts"]))),
-            _open(_all(known, "findings")),
+            _open(self._findings(known, at)),
             {**unknown, **self._progress.calls(progress)},
             {process_of(row): row for row in _all(here, "steps")},
             {process_of(row): row for row in inflight},
@@ -95,6 +101,13 @@ class Model:
             python,
             _RECENT_NS,
         )
+
+    def _findings(self, known: Iterable[NodeRows], at: float) -> Iterator[Row]:
+        """Yields the rows of findings, as old as they are by now: they are asked for seldom."""
+        for node in known:
+            passed = round((at - self._findings_at.get(node.address, at)) * 1e9)
+            for row in node.rows.get("findings", ()):
+                yield {**row, "row_age_ns": (row.get("row_age_ns") or 0) + passed}
 
     def _add_devices(
         self, ranks: Iterable[Row], here: Sequence[NodeRows], away: Sequence[NodeRows], fetched: Fetched
@@ -145,4 +158,4 @@ def _open(findings: Iterable[Row]) -> Verdicts:
     newest: dict[tuple[str, str, str], Row] = {}
     for row in sorted(findings, key=lambda row: str(row["ts"])):
         newest[row["finding_id"], row["job"], row["run"]] = row
-    return by_run(row for row in newest.values() if row["state"] == "open")
+    return open_by_run(row for row in newest.values() if row["state"] == "open")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from probing.client.render.rows import Row
-from probing.client.render.text import ascii_only, cut_mark, escape, wrapped
+from probing.client.render.text import ascii_only, cut_mark, escape, now_text, plural, wrapped
 from probing.client.top.columns import cells, chosen, head
 from probing.client.top.figures import Line, Span, brief_age, fitted
 from probing.client.top.model import View, key_of
@@ -34,8 +33,9 @@ _WORD_STYLES = {
     "OK": "fine",
     "ENDED": "dim",
 }
-_KEYS = "q quit  ? help  j/k move  Enter rank  s sort  r reverse  / filter  p pause"
-_FEW_KEYS = "q ? j/k Enter s r / p"
+_KEYS = "q quit  ? help  j/k move  Enter rank  s sort  r reverse  / filter  e ended  p pause"
+_MEDIUM_KEYS = "q quit  ? help  j/k move  Enter rank  s sort  r reverse  / filter  e ended"
+_FEW_KEYS = "q ? j/k Enter s r / e p"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,10 @@ def _title(view: View, state: State, width: int, title: str, now: float) -> Line
         marks.append(Span(" PAUSED: p goes on ", "caution"))
     elif view.at is not None and now - view.at > _STALE_S:
         marks.append(Span(f" {brief_age((now - view.at) * 1e9)} old ", "caution"))
-    clock = time.strftime("%H:%M:%SZ", time.gmtime())
-    count = f"{len(view.jobs)} job{'' if len(view.jobs) == 1 else 's'}, {sum(j.live for j in view.jobs)} ranks"
+    clock = now_text()
+    ended = sum(job.ended is not None for job in view.jobs)
+    count = f"{plural(len(view.jobs) - ended, 'job')}, {plural(sum(job.live for job in view.jobs), 'rank')}"
+    count += f", {ended} ended{'' if state.ended else ' (hidden)'}" if ended else ""
     left = f"probingctl top  {clock}  {escape(title)}  {count}"
     room = width - len(right) - sum(len(mark.text) for mark in marks)
     return (Span(fitted(left, max(0, room)), "title"), *marks, Span(right, "title"))
@@ -103,11 +105,17 @@ def _news_of_nodes(view: View, width: int, now: float) -> Iterator[Line]:
 def _nothing(view: View, state: State) -> Line:
     if view.at is None:
         return (Span("  asking ...", "dim"),)
-    if view.absent and not view.jobs:
-        return (Span("  what runs on the nodes above is not known", "dim"),)
-    return (
-        Span(f"  no rank passes the filter {escape(state.filter)}" if state.filter else "  no training process", "dim"),
-    )
+    if state.filter:
+        text = f"no rank passes the filter {escape(state.filter)}"
+    elif view.jobs:
+        text = "no training process runs; e shows the jobs that ended"
+    elif view.absent and not view.nodes:
+        text = "what runs on the nodes above is not known"
+    elif not view.nodes:
+        text = "no node has answered yet"
+    else:
+        text = f"no training process{' on the nodes that answer' if view.absent else ''}"
+    return (Span(f"  {text}", "dim"),)
 
 
 def _items(jobs: Sequence[Job], width: int, room: int) -> Iterator[Line | Row]:
@@ -171,5 +179,5 @@ def _bottom(state: State, width: int) -> Line:
     if state.editing:
         return (Span(fitted(f"filter: {state.filter}_  (Enter keeps it, Esc ends it)", width), "prompt"),)
     active = f"filter: {state.filter}  " if state.filter else ""
-    keys = _KEYS if len(active) + len(_KEYS) <= width else _FEW_KEYS
+    keys = next((keys for keys in (_KEYS, _MEDIUM_KEYS) if len(active) + len(keys) <= width), _FEW_KEYS)
     return (Span(fitted(active + keys, width), "prompt" if active else "keys"),)

@@ -6,9 +6,10 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from probing.client.collectives.endings import ended_sql
-from probing.client.diagnosis.findings import newest_sql
+from probing.client.diagnosis.findings import OPEN_COLUMNS, ROW_AGE, newest_sql
+from probing.client.times import Bound, Interval
 
-__all__ = ("ENDED_S", "FINDING_COLUMNS", "MOST_RANKS", "Question", "questions", "statements")
+__all__ = ("ENDED_S", "MOST_RANKS", "Question", "questions", "statements")
 
 # How long a run that has ended stays in view, s.
 ENDED_S = 600.0
@@ -20,7 +21,6 @@ _RARELY = 60
 _HISTORY_S = 120
 _LATELY_S = 15
 _MOST_ROWS = 20_000
-FINDING_COLUMNS = ("node", "verdict", "severity", "state", "confidence", "sentence", "ranks", "victims", "opened")
 
 _RANKS = f"""
 SELECT node, job, run, rank, local_rank, world_size, pid, start_ns, state, command FROM process.processes
@@ -76,7 +76,7 @@ class Question(NamedTuple):
 
 def questions(where: str) -> dict[str, Question]:
     """Returns the questions by name; ``where`` is an SQL condition on the job. ``{since}`` is left in them."""
-    findings = newest_sql(f"ts > now() - INTERVAL 7 DAY AND {where}", FINDING_COLUMNS)
+    findings = newest_sql(f"ts > now() - INTERVAL 7 DAY AND {where}", OPEN_COLUMNS, ROW_AGE)
     given = {"where": where, "since": "{since}"}
     return {
         "ranks": Question(_RANKS.format(**given)),
@@ -84,7 +84,7 @@ def questions(where: str) -> dict[str, Question]:
         "inflight": Question(_INFLIGHT.format(**given)),
         "steps": Question(_STEPS.format(**given)),
         "findings": Question(findings, every=_SELDOM),
-        "ended": Question(ended_sql(where, ENDED_S), every=_SELDOM),
+        "ended": Question(ended_sql(where, Interval(Bound(ENDED_S))), every=_SELDOM),
         "tables": Question(_TABLES, every=_RARELY),
         "memory": Question(_MEMORY.format(**given), every=_SELDOM),
         "cpu": Question(_CPU.format(**given), "cpu.utilization"),

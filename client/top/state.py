@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from probing.client.render.rows import Row
 from probing.client.top.model import RankKey, View, key_of
@@ -36,16 +36,19 @@ class State:
     """``page``: main, rank or help. ``top`` and ``scroll``: the first line that is shown of the ranks, and of a page.
 
     ``selected`` names a process, so that it stays selected when the order changes; ``position`` is where it stood.
+    ``chosen``: the user has selected it; until then the first rank is. ``ended``: jobs that have ended are shown.
     """
 
     page: str = "main"
     selected: RankKey | None = None
+    chosen: bool = False
     position: int = 0
     top: int = 0
     scroll: int = 0
     sort: int = 0
     reverse: bool = False
     filter: str = ""
+    ended: bool = True
     editing: bool = False
     paused: bool = False
 
@@ -65,6 +68,8 @@ class State:
     def follow(self, rows: Sequence[Row]) -> None:
         """Keeps the selection on its process among the shown ``rows``, or on its place where that is gone."""
         keys = [key_of(row) for row in rows]
+        if not self.chosen and self.page == "main":
+            self.selected, self.position = None, 0
         if self.selected in keys:
             self.position = keys.index(self.selected)
             return
@@ -75,10 +80,10 @@ class State:
     def _main(self, key: str, character: str | None, view: View, lines: int) -> str:
         rows = [row for job in shown(view, self) for row in job.ranks]
         if (to := _moved(self.position, len(rows) - 1, key, character, lines)) is not None:
-            self.position = to
+            self.position, self.chosen = to, True
             self.selected = key_of(rows[to]) if rows else None
         elif key == "enter" and self.selected is not None:
-            self.page, self.scroll = "rank", 0
+            self.page, self.scroll, self.chosen = "rank", 0, True
             return "open"
         elif character in ("?", "h"):
             self.page, self.scroll = "help", 0
@@ -90,6 +95,8 @@ class State:
             self.sort = (self.sort + (1 if character == "s" else -1)) % len(SORTS)
         elif character == "r":
             self.reverse = not self.reverse
+        elif character == "e":
+            self.ended = not self.ended
         return ""
 
     def _leaf(self, key: str, character: str | None, lines: int) -> str:
@@ -122,13 +129,16 @@ class State:
 
 
 def shown(view: View, state: State) -> tuple[Job, ...]:
-    """Returns the jobs with the ranks that pass the filter, in the chosen order; jobs without any are left out.
+    """Returns the jobs with the ranks that pass the filter, in the chosen order; jobs without any are left out, and
+    those that have ended where they are hidden.
 
     Each word of the filter must be in what names a rank, or what it does.
     """
     words = state.filter.lower().split()
     jobs = []
     for job in view.jobs:
+        if job.ended is not None and not state.ended:
+            continue
         ranks = [row for row in job.ranks if not words or _passes(row, job, words)]
         if ranks:
             jobs.append(_with(job, _sorted(ranks, state)))
@@ -146,7 +156,7 @@ def _moved(position: int, last: int, key: str, character: str | None, lines: int
 
 
 def _with(job: Job, ranks: Sequence[Row]) -> Job:
-    return Job(job.job, job.run, job.word, job.live, job.world, job.lines, job.verdicts, tuple(ranks))
+    return replace(job, ranks=tuple(ranks))
 
 
 def _passes(row: Row, job: Job, words: Sequence[str]) -> bool:

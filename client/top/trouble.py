@@ -23,7 +23,8 @@ _NO_COLLECTIVE = "no collective ended lately"
 class Job:
     """A run: its ``word`` of LEVELS, one line for its speed, further lines, and its ranks in the order of their number.
 
-    ``verdicts``: the first so many of ``lines`` are findings.
+    ``verdicts``: the first so many of ``lines`` are findings. ``ended``: when its last rank ended, UTC text; None while
+    one lives.
     """
 
     job: str
@@ -34,6 +35,7 @@ class Job:
     lines: tuple[str, ...]
     verdicts: int
     ranks: tuple[Row, ...]
+    ended: str | None = None
 
     @property
     def level(self) -> int:
@@ -41,12 +43,18 @@ class Job:
 
 
 def jobs_of(frame: Frame) -> tuple[Job, ...]:
-    """Returns the runs, the worst first. Adds ``blame`` to each rank: culprit, victim, or empty."""
+    """Returns the runs: those that live, the worst first, then those that ended, the failed first, the newest first.
+
+    Adds ``blame`` to each rank: culprit, victim, or empty.
+    """
     own: dict[Run, list[Row]] = {}
     for row in frame.ranks:
         own.setdefault((row["job"], row["run"]), []).append(row)
     jobs = [_job(run, rows, frame) for run, rows in own.items()]
-    return tuple(sorted(jobs, key=lambda job: (job.level, str(job.job), str(job.run))))
+    # What has ended cannot be helped any more.
+    newest = sorted(jobs, key=lambda job: job.ended or "", reverse=True)
+    named = sorted(newest, key=lambda job: "" if job.ended else f"{job.job}\0{job.run}")
+    return tuple(sorted(named, key=lambda job: (job.ended is not None, job.level)))
 
 
 def _job(run: Run, rows: Sequence[Row], frame: Frame) -> Job:
@@ -66,6 +74,7 @@ def _job(run: Run, rows: Sequence[Row], frame: Frame) -> Job:
         tuple(lines),
         verdicts,
         tuple(rows),
+        None if live else str(standing["ended"] or ""),
     )
 
 

@@ -15,10 +15,14 @@ from probing.api.errors import InternalError, PeerError, PrivilegeError, Probing
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import ERROR_KEY
 
-__all__ = ("diagnose", "error_of", "too_old")
+__all__ = ("diagnose", "error_of", "is_late", "too_old")
 
 _DENIED = "permission denied"
 _UNKNOWN_HOST = "the host name is not known"
+_LATE = ("no answer in time", "no connection in time")
+# What grpcio 1.85 says of a server that does not speak gRPC.
+_OTHER_PROTOCOL = ("Failed parsing HTTP/2", "http1.x server", "Received http2 header with status")
+_OTHER_HINT = "another service listens there: -t takes the socket, or the port of `listen`, not that of `http`"
 
 
 def error_of(address: str, error: grpc.RpcError) -> ProbingError:
@@ -36,7 +40,7 @@ def error_of(address: str, error: grpc.RpcError) -> ProbingError:
     if code is grpc.StatusCode.UNAVAILABLE:
         return _unreached(address, details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        why = diagnose(address) or "no answer in time"
+        why = diagnose(address) or _LATE[0]
         return PeerError(f"{address} does not answer: {why}", hint="raise --timeout, or ask its `probingctl status`")
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         hint = "give the node's token by --token-file or PROBING_AUTH_TOKEN"
@@ -48,10 +52,18 @@ def error_of(address: str, error: grpc.RpcError) -> ProbingError:
 
 def too_old(address: str) -> PeerError:
     """Returns the error of a node that does not know a request."""
-    return PeerError(f"{address} does not know this request", hint="its probingd is older than this probingctl")
+    hint = "its probingd is older than this probingctl, or it is another service"
+    return PeerError(f"{address} does not know this request", hint=hint)
+
+
+def is_late(error: ProbingError) -> bool:
+    """Whether a node did not answer in time, so that it may answer later."""
+    return isinstance(error, PeerError) and error.message.endswith((*_LATE, "it was not asked in time"))
 
 
 def _unreached(address: str, details: str) -> ProbingError:
+    if any(text in details for text in _OTHER_PROTOCOL):
+        return PeerError(f"{address} is no probingd: it does not speak gRPC", hint=_OTHER_HINT)
     why = diagnose(address)
     error = PeerError(f"{address} does not answer: {why or details or 'the connection broke'}")
     if why == _DENIED:
@@ -95,7 +107,7 @@ def diagnose(address: str) -> str:
     except ConnectionRefusedError:
         return "connection refused"
     except TimeoutError:
-        return "no connection in time"
+        return _LATE[1]
     except socket.gaierror:
         return _UNKNOWN_HOST
     except OSError as e:

@@ -111,6 +111,17 @@ def test_a_job_that_hung_until_it_was_ended_keeps_its_story(corpus: Corpus) -> N
     answer = until(story, what=lambda: corpus.daemon.ctl("diagnose", check=None).stdout)
     assert (answer["verdict"], [one["rank"] for one in answer["culprits"]]) == ("not_joined", [1])
     assert "ranks 0, 1 were killed by SIGTERM" in answer["evidence"]
+    assert "a scheduler or a user ended it, no fault of a rank" in answer["evidence"]
+    assert [stack["role"] for stack in answer["stacks"]] == ["culprit", "victim"]
+    ctl, job = corpus.daemon.ctl, ("--job", ranks.job)
+    assert "FAILED FIRST" not in ctl("top", "--once").stdout
+    for command in (("stacks",), ("vars", "loss"), ("ps",), ("ranks", "check"), ("preflight",)):
+        assert f"error: job {ranks.job} ended at 2" in ctl(*command, *job, check=1).stderr, command
+    rows = json.loads(ctl("-f", "json", "diagnose", "--history", *job).stdout)
+    hang = next(row for row in rows if row["verdict"] == "not_joined")
+    page = ctl("diagnose", hang["finding_id"][:12]).stdout
+    assert page.startswith(f"finding {hang['finding_id']}  opened ")
+    assert "Stack of rank 1 (culprit)" in page
 
 
 @long

@@ -135,6 +135,9 @@ class FakeNode(NodeServicer):
         self.metadata: list[dict[str, Any]] = []
         self.engine = engine_version()
         self.paused = False
+        # Status waits for it; is raised by it.
+        self.hold_status: threading.Event | None = None
+        self.refused: ProbingError | None = None
         self.facts: dict[str, list[bytes]] = {}
         self.hardware: bytes = b""
         self.values: list[pb.Value] = []
@@ -247,7 +250,7 @@ class FakeNode(NodeServicer):
             raise from_duckdb(e) from None
 
     def _check(self, context: grpc.ServicerContext) -> None:
-        if (error := self.broken.get("calls")) is not None:
+        if (error := self.refused or self.broken.get("calls")) is not None:
             self._abort(context, error)
 
     def _abort(self, context: grpc.ServicerContext, error: ProbingError) -> None:
@@ -335,6 +338,8 @@ class FakeNode(NodeServicer):
         return pb.ConfigReply(node=self.name, settings=shown, effect=self.effect if proposed else None)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
+        if self.hold_status is not None:
+            self.hold_status.wait(30)
         self._check(context)
         return pb.StatusReply(
             node=self.name,

@@ -89,6 +89,10 @@ def test_shares_of_each_rank(ctl: Run, cluster: list[FakeNode]) -> None:
 def test_people_read_who_waits_for_whom(ctl: Run, cluster: list[FakeNode]) -> None:
     _, out, _ = ctl("balance", "--all-nodes")
     lines = out.splitlines()
+    # The nodes' clocks differ by 5 s: beta's steps are the newer ones.
+    assert lines[1].startswith("  no step has ended for 1")
+    assert lines[1].endswith(" s: the shares are of the steps before")
+    del lines[1]
     assert lines[:3] == [
         "job j1  run r1  47 steps",
         "  work is uneven: rank 2 computes 90 ms a step, rank 3 computes 20 ms: 4.5 times",
@@ -111,6 +115,7 @@ def test_a_wait_for_a_rank_that_was_not_asked_for_is_not_known(ctl: Run, cluster
 def test_a_job_without_steps(ctl: Run, cluster: list[FakeNode]) -> None:
     code, out, _ = ctl("balance", "--job", "j1", "--since", "1ms")
     assert (code, out[:25]) == (0, "(no step ended in the las")
+    assert "Steps are recognised after 10 s of repetition." in out
     code, _, err = ctl("balance", "--job", "nobody")
     assert (code, err.splitlines()[0]) == (1, "error: there is no job nobody")
 
@@ -121,3 +126,16 @@ def test_work_is_not_called_even_while_a_node_does_not_answer(ctl: Run, cluster:
     _, out, err = ctl("balance", "--all-nodes", "--job", "j1")
     assert "work is even: the ranks differ by 0% at most on the nodes that answered\n" in out
     assert "is missing" in err
+
+
+def test_a_stall_is_said_above_the_shares(ctl: Run, cluster: list[FakeNode]) -> None:
+    sentence = "rank 2 (node beta, pid 1002) is stopped by a signal"
+    now = time.time_ns()
+    open_ = {"finding_id": "a", "verdict": "not_joined", "severity": "error", "state": "open", "confidence": 0.9}
+    who = {"node": "alpha", "job": "j1", "run": "r1", "ranks": "2", "victims": "0", "opened": now}
+    cluster[0].insert("diagnosis.findings", [{**open_, **who, "ts": now, "sentence": sentence}])
+    for words in (("balance",), ("balance", "--since", "1s")):
+        out = ctl(*words, "--all-nodes")[1]
+        assert f"Z: {sentence}\n" in out, out
+    # What is so now is no part of an interval that lies in the past.
+    assert sentence not in ctl("balance", "--all-nodes", "--since", "60s", "--until", "1ms")[1]

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import fcntl
 import grp
+import http.server
 import io
 import json
 import os
@@ -30,9 +31,11 @@ import pytest
 from client_fake_node import FakeNode, process, thread
 from long import long_unless
 
-from probing.api.errors import PeerError, QueryMemory, QueryRejected
+from probing.api.errors import PeerError, QueryMemory, QueryRejected, Unauthenticated
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.tables import TABLES
 from probing.client.cluster import Cluster
+from probing.client.render import output
 
 Run = Callable[..., tuple[int, str, str]]
 # An Arrow message whose metadata of 16 bytes make no sense.
@@ -69,7 +72,7 @@ def test_ps_fits_a_screen_of_80_columns(tmp_path: Path) -> None:
         assert sum("1000" in line for line in lines) == 1
 
 
-def _on_a_terminal(commands: list[str], columns: int) -> list[list[str]]:
+def _on_a_terminal(commands: list[str], columns: int, environment: dict[str, str] | None = None) -> list[list[str]]:
     """The lines that each command prints to a terminal, without what makes them bold."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -80,7 +83,7 @@ for words in sys.argv[1:]:
     assert main(words.split()) == 0
     print("END", flush=True)
 """
-    child = subprocess.Popen([sys.executable, "-c", program, *commands], stdout=theirs, stderr=theirs)
+    child = subprocess.Popen([sys.executable, "-c", program, *commands], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     seen = b""
     with contextlib.suppress(OSError):
@@ -218,7 +221,13 @@ def test_nccl_names_the_rank_that_is_not_there(pair: tuple[FakeNode, FakeNode], 
     assert "IN FLIGHT all_reduce seq 50 for 35.0 s: ranks 0-1,3; not in it: 2" in text
     assert "40.0 ms" in text
     assert all(len(line) <= 100 for line in text.splitlines())
-    assert ctl("nccl", "--job", "j1", "--comm", "other")[1].startswith("(no collective")
+    past = ("--since", "2h", "--until", "1h")
+    shown = ctl("nccl", "--job", "j1", "--comm", "default_pg", *past)[1]
+    assert shown.splitlines()[-1] == "  no collective from 2h00m ago until 1h00m ago"
+    assert "IN FLIGHT" not in shown
+    assert ctl("nccl", "--job", "j1", *past)[1] == "(no collective from 2h00m ago until 1h00m ago)\n"
+    code, _, err = ctl("nccl", "--job", "j1", "--comm", "other")
+    assert (code, err.splitlines()[0]) == (1, "error: there is no communicator other of job j1")
 
 
 def test_stacks_are_by_rank_and_innermost_first(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
@@ -286,6 +295,8 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
     assert {"comm.ops", "process.processes"} <= {row["table"] for row in tables}
     columns = json.loads(ctl("tables", "comm.inflight", "-f", "json")[1])
     assert "age_ns" in {row["column"] for row in columns}
+    # In the order of their definition: a sentence refers to the one before.
+    assert [row["column"] for row in columns] == [column.name for column in TABLES["comm.inflight"].columns]
     assert ctl("tables", "no.such")[0] == 1
     status = json.loads(ctl("status", "--all-nodes", "-f", "json")[1])
     assert [(s["node"], s["uptime_ns"]) for s in status] == [("alpha", 390_000_000_000), ("beta", 390_000_000_000)]
@@ -323,7 +334,30 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
         (("ps", "-o", "/nonexistent/file"), 1, "cannot write"),
         (("nccl", "--job", "it's nobody"), 1, "there is no job it's nobody"),
         (("top", "--once", "--job", "nobody"), 1, "there is no job nobody"),
-        (("stacks", "--job", "nobody"), 1, "no such process"),
+        (("stacks", "--job", "nobody"), 1, "there is no job nobody"),
+        (("preflight", "--job", "nobody"), 1, "there is no job nobody"),
+        (("ps", "--ended", "--job", "nobody"), 1, "there is no job nobody"),
+        (("export", "--job", "nobody", "-o", "/tmp/nothing"), 1, "there is no job nobody"),
+        (("vars", "--job", "nobody", "loss"), 1, "there is no job nobody"),
+        (("config", "sampling.hz=7", "--job", "nobody"), 1, "there is no job nobody"),
+        (("ranks", "check", "--job", "nobody"), 1, "there is no job nobody"),
+        (("ps", "-o", "/tmp/ps.yaml"), 2, ".yaml is the suffix of no format"),
+        (("query", "SELECT 1", "-o", "x.xlsx"), 2, ".xlsx is the suffix of no format"),
+        (("profile", "-o", "p.html"), 2, ".html is the suffix of no format"),
+        (("flamegraph", "-o", "p.html"), 2, ".html is the suffix of no format"),
+        (("cluster", "list", "-o", "x.jsno"), 2, ".jsno is the suffix of no format"),
+        (("nccl", "--comm", "defautl_pg"), 1, "there is no communicator defautl_pg"),
+        (("top", "--once", "--interval", "5s"), 2, "--once prints one frame"),
+        (("profile", "--hz", "19"), 2, "--hz belongs to --seconds"),
+        (("diagnose", "--since", "1h"), 2, "--since belongs to --history"),
+        (("diagnose", "--until", "1h"), 2, "--until belongs to --history"),
+        (("diagnose", "--full"), 2, "--full belongs to --history"),
+        (("diagnose", "abcd", "--history"), 2, "exclude each other"),
+        (("diagnose", "abcd"), 1, "there is no finding abcd on this node"),
+        (("ps", "--since", "1h"), 2, "--since and --until belong to --ended"),
+        (("logs", "--since", "5m", "--until", "10m"), 2, "--until 10m is not after --since 5m"),
+        (("nccl", "--since", "25:00"), 2, "25:00 is no time"),
+        (("ps", "--tz", "Mars/Base"), 2, "mars/base is no time zone"),
     ],
 )
 def test_every_error_is_one_line_and_a_hint(
@@ -380,6 +414,8 @@ def test_who_may_not_connect_hears_which_group_may(open_tmp_path: Path, ctl: Run
         os.seteuid(pwd.getpwnam("nobody").pw_uid)
         try:
             code, _, err = ctl("status", "-t", node.address)
+            # Nor does `top` repeat the error for ever.
+            assert ctl("top", "-t", node.address) == (code, "", err)
         finally:
             os.seteuid(was)
     assert (code, err) == (
@@ -612,3 +648,121 @@ def test_a_closed_pipe_is_no_error(pair: tuple[FakeNode, FakeNode]) -> None:
     )
     assert done.stderr == ""
     assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ["rows", "rows.txt", "rows.log", ".hidden"])
+def test_a_file_without_a_format_in_its_name_gets_the_table(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, name: str
+) -> None:
+    for words in ((), ("-f", "table")):
+        file = tmp_path / (name if not words else f"{name}.of-my-own")
+        assert ctl("ps", "-o", str(file), *words)[0] == 0
+        assert file.read_text().startswith("NODE ")
+
+
+def test_top_ends_where_the_first_answer_is_an_error(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    pair[0].refused = Unauthenticated("the token is wrong")
+    error = "error: the token is wrong\nhint: give the node's token by --token-file or PROBING_AUTH_TOKEN\n"
+    assert ctl("top") == (1, "", error)
+    assert ctl("top", "--all-nodes") == (1, "", error)
+    for word in ("unix:/nowhere.sock", "127.0.0.1:1"):
+        code, out, err = ctl("top", "-t", word)
+        assert (code, out, err.splitlines()[0].startswith(f"error: {word} does not answer: ")) == (1, "", True)
+        assert err.splitlines()[1].startswith("hint: is probingd running there")
+
+
+class _Web(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("words", [("status",), ("ps", "--all-nodes"), ("query", "SELECT 1"), ("top",), ("diagnose",)])
+def test_a_port_of_another_service_is_named(ctl: Run, words: tuple[str, ...]) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Web) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        code, out, err = ctl(*words, "-t", address)
+        server.shutdown()
+    assert (code, out) == (1, "")
+    assert err == (
+        f"error: {address} is no probingd: it does not speak gRPC\n"
+        "hint: another service listens there: -t takes the socket, or the port of `listen`, not that of `http`\n"
+    )
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_what_a_column_means_is_wrapped_between_words(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr(output, "terminal_width", lambda: width)
+    for words in (("tables", "comm.ops"), ("tables",), *([("config",)] if width == 80 else [])):
+        shown = ctl(*words)[1].replace("\x1b[1m", "").replace("\x1b[0m", "")
+        assert max(map(len, shown.splitlines())) <= width
+        assert not set(shown) & set("…~")
+        if words[-1] == "comm.ops":
+            for column in TABLES["comm.ops"].columns:
+                assert " ".join(column.doc.split()) in " ".join(shown.split())
+
+
+def test_a_terminal_of_twenty_columns(pair: tuple[FakeNode, FakeNode]) -> None:
+    commands = ["ps", "nccl", "top --once", "stacks --merge", "memory", "net", "status", "tables comm.ops", "balance"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "COLUMNS"))}
+    outputs = _on_a_terminal([*commands, "events"], 20, {**kept, "LANG": "C", "TZ": "Mars/Base"})
+    assert all(output and all(line.isascii() for line in output) for output in outputs)
+
+
+def test_times_are_those_of_the_zone_in_tables_alone(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sql = "SELECT make_timestamp_ns(1795717800123456789) AS t"
+    in_utc, there = "2026-11-26T18:30:00.123456789Z", "2026-11-27T02:30:00.123456789+08:00"
+    assert ctl("query", sql)[1].splitlines()[1] == in_utc
+    assert ctl("query", sql, "--tz", "Asia/Shanghai")[1].splitlines()[1] == there
+    monkeypatch.setenv("PROBING_TZ", "+08:00")
+    assert ctl("query", sql)[1].splitlines()[1] == there
+    assert ctl("query", sql, "--tz", "UTC")[1].splitlines()[1] == in_utc
+    # Programs get UTC, whatever people like.
+    for form in ("json", "jsonl", "csv"):
+        assert in_utc in ctl("query", sql, "-f", form)[1]
+    monkeypatch.delenv("PROBING_TZ")
+    file = tmp_path / "probing" / "client.toml"
+    file.parent.mkdir()
+    file.write_text('tz = "Asia/Shanghai"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert ctl("query", sql)[1].splitlines()[1] == there
+    file.write_text('zone = "UTC"\n')
+    code, _, err = ctl("query", sql)
+    assert (code, err.splitlines()[0]) == (2, f"error: {file}: there is no setting zone")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nccl",),
+        ("balance",),
+        ("net",),
+        ("logs",),
+        ("events",),
+        ("ps", "--ended"),
+        ("rdma",),
+        ("profile",),
+        ("diagnose", "--history"),
+    ],
+)
+def test_every_command_takes_instants_and_lengths(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, words: tuple[str, ...]
+) -> None:
+    pair[0].settings["logs.enabled"] = "true"
+    printed = (
+        ("2026-11-27 02:10:00Z", "2026-11-27T02:30:00.000000000Z", ("1795745400", "2026-11-27 02:10:00")),
+        ("2h10m", "1.5h", ("INTERVAL 7800000 MILLISECOND",)),
+        ("00:00:01Z", "now", ("make_timestamp_ns(", "TIMESTAMP '")),
+    )
+    for since, until, begins in printed:
+        pair[0].asked.clear()
+        code, _, err = ctl(*words, "--since", since, "--until", until)
+        # Of samples alone nothing is an error.
+        assert code == 0 or (words, code) == (("profile",), 1), err
+        assert any(begin in sql for sql in pair[0].asked for begin in begins)
+    code, _, err = ctl(*words, "--since", "soon")
+    assert (code, err.splitlines()[0]) == (2, "error: soon is no time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from client_fake_node import SECOND, FakeNode, operation
 
 from probing.client.main import main
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 def event(node: str, rank: int | None, second: int, kind: str, **more: Any) -> dict[str, Any]:
@@ -131,3 +134,46 @@ def test_a_launcher_has_its_start_though_its_job_was_not_known_then(
         ("exit", "trainer", "j1"),
         ("exit", "launcher", "j1"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "first"),
+    [
+        # A scheduler ends all of them at once.
+        ([(0, 15, 0.0), (1, 15, 0.01)], None),
+        ([(0, 2, 0.0), (1, 15, 0.02)], None),
+        # A launcher ends the others of a rank that was ended.
+        ([(0, 15, 0.0), (1, 15, 0.3)], 0),
+        # Somebody ended the only one.
+        ([(0, 15, 0.0)], 0),
+        # One of them failed of itself.
+        ([(0, 11, 0.0), (1, 15, 0.01)], 0),
+        ([(0, 15, 0.0), (1, 9, 0.01)], 0),
+    ],
+)
+def test_a_job_that_was_asked_to_end_has_no_first_failure(
+    tmp_path: Path, ctl: Run, monkeypatch: pytest.MonkeyPatch, ends: list[tuple[int, int, float]], first: int | None
+) -> None:
+    now = time.time_ns() - 60 * SECOND
+    rows = [
+        {
+            "node": "n",
+            "job": "j1",
+            "run": "r1",
+            "event": "exit",
+            "role": "trainer",
+            "start_ns": 1,
+            "pid": 100 + rank,
+            "rank": rank,
+            "signal": number,
+            "ts": now + round(at * SECOND),
+        }
+        for rank, number, at in ends
+    ]
+    with FakeNode(tmp_path, "n", {"process.events": rows}) as node:
+        monkeypatch.setenv("PROBING_TARGET", node.address)
+        found = json.loads(ctl("events", "-f", "json")[1])
+        assert [row["rank"] for row in found if row["first"]] == ([] if first is None else [first])
+        shown = ctl("top", "--once")[1]
+        assert ("FAILED FIRST" in shown) == (first is not None)
+        assert "ENDED " in shown

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import client_fake_node as fake_node
 import pytest
 from client_fake_node import SECOND, FakeNode, process
 
 from probing.client.cluster import Cluster
 from probing.client.commands import logs
 from probing.client.main import main
+from probing.client.times import interval
 
 
 def line(node: str, rank: int, ago_s: int, kind: str, text: str, **more: Any) -> dict[str, Any]:
@@ -86,8 +88,8 @@ def test_lines_stand_in_the_order_of_their_time(ask: Callable[..., tuple[int, st
 
 def test_lines_for_people(ask: Callable[..., tuple[int, str, str]]) -> None:
     first, second = ask()[1].splitlines()
-    assert first[12:] == " rank 0 stderr: host:1 [0] NCCL WARN gone\\x1b[31m"
-    assert second[12:] == " rank 2 stdout: CUDA out of memory  (1,200 such lines before it were left out)"
+    assert first[12:] == "Z rank 0 stderr: host:1 [0] NCCL WARN gone\\x1b[31m"
+    assert second[12:] == "Z rank 2 stdout: CUDA out of memory  (1,200 such lines before it were left out)"
     assert first[:12].count(":") == 2
 
 
@@ -116,16 +118,39 @@ def test_nothing_is_explained(ask: Callable[..., tuple[int, str, str]], nodes: l
     assert (code, err.splitlines()[0]) == (1, "error: there is no job nobody")
 
 
+def test_follow_shows_no_line_again_when_a_clock_is_set_back(
+    nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "FOLLOW_S", 0.0)
+    nodes[0].insert("process.logs", [line("alpha", 0, 3000, "NCCL WARN", "an hour ago")])
+    with Cluster(nodes[0].address) as cluster:
+        chosen = logs.Filter("j1", None, None)
+        going = logs.followed(cluster, chosen, logs.collect(cluster, chosen, interval("1h")))
+        assert "an hour ago" in [row["line"] for row in next(going)]
+        assert next(going) == []
+        # WHEN the node's clock goes back by the hour, all lines since are newer than its last minute
+        back = fake_node.time.time_ns() - 3000 * 10**9
+        monkeypatch.setattr(fake_node.time, "time_ns", lambda: back)
+        assert next(going) == []
+        nodes[0].insert("process.logs", [line("alpha", 0, 0, "NCCL WARN", "new")])
+        assert [row["line"] for row in next(going)] == ["new"]
+
+
 def test_follow_shows_each_line_once(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "FOLLOW_S", 0.0)
     with Cluster(nodes[0].address, nodes=tuple(node.address for node in nodes)) as cluster:
         chosen = logs.Filter("j1", None, None)
-        going = logs.followed(cluster, chosen, logs.collect(cluster, chosen, 60))
+        going = logs.followed(cluster, chosen, logs.collect(cluster, chosen, interval("60")))
         assert [row["rank"] for row in next(going)] == [0, 2]
         assert next(going) == []
         nodes[1].insert("process.logs", [line("beta", 3, 0, "NCCL WARN", "new")])
         assert [row["line"] for row in next(going)] == ["new"]
         assert next(going) == []
+
+
+def test_follow_has_no_end(ask: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = ask("--follow", "--until", "5m")
+    assert (code, err.splitlines()[0]) == (2, "error: --follow goes on from now, and --until ends before")
 
 
 @pytest.mark.parametrize("words", [("--follow", "-f", "json"), ("--follow", "-o", "/tmp/x")])

@@ -12,6 +12,7 @@ from client_fake_node import FakeNode, communicator, operation
 
 from probing.client.collectives import text as nccl_text
 from probing.client.main import main
+from probing.client.times import interval
 
 MS = 1_000_000
 COMM = "00c0ffee00c0ffee"
@@ -130,7 +131,7 @@ def test_eighty_columns_are_enough(ask: Callable[..., str]) -> None:
     for name in ("algbw_avg_gbps", "algbw_min_gbps", "busbw_avg_gbps", "busbw_min_gbps"):
         full[name] = 123.4
     own["ops"] = [{**own["ops"][0], **full, "op": "reduce_scatter", "calls": 12_345_678}]
-    text = nccl_text.people([own], 300, 80)
+    text = nccl_text.people([own], interval("5m"), 80)
     assert max(map(len, text.splitlines())) <= 80
     assert [line.split()[:2] for line in text.splitlines() if "reduce_scatter" in line][:2] == [
         ["reduce_scatter", "12,345,678"],

@@ -137,3 +137,15 @@ def test_nothing_is_said_of_a_node_without_rows(ctl: Run, tmp_path: Path, monkey
         code, out, _ = ctl("net")
         assert (code, out.splitlines()[0]) == (0, "no rows of interfaces yet")
         assert ctl("net", "--job", "nobody")[0] == 1
+
+
+def test_rates_have_their_unit(ctl: Run, cluster: list[FakeNode]) -> None:
+    slow = interface("alpha", "10.0.0.9", ROWS - 1, interface="eth9", rx_gbps=1.68e-8, tx_gbps=0.0, speed_gbps=None)
+    cluster[0].insert("net.interfaces", [slow])
+    head, *rows = ctl("net")[1].splitlines()
+    assert head.split()[4:7] == ["SPEED", "RECEIVED", "SENT"]
+    assert " ".join(next(row for row in rows if "eth0" in row).split()).endswith(
+        "up 100 Gb/s 10.0 Gb/s 20.0 Gb/s rx_dropped=21 10.0.0.1"
+    )
+    assert " ".join(next(row for row in rows if "eth9" in row).split()).endswith("up - 17 b/s 0 b/s none 10.0.0.9")
+    assert "100 Gb/s" in ctl("rdma")[1]

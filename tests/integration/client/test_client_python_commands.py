@@ -78,7 +78,7 @@ def test_merged_stacks_of_other_threads_and_of_ranks_that_cannot_be_read(
     code, out, err = ctl("stacks", "--merge", "--threads", "all", "--all-nodes")
     assert (code, err) == (0, "warning: pid 1003 (rank 3) on beta: the process exited\n")
     assert "job j1  MainThread  ranks 0-2\n" in out
-    assert "job j1  pin_memory  ranks 0,2\n  (no Python frame)\n" in out
+    assert out.endswith("\njob j1  2 threads without a frame: pin_memory (2)\n")
 
 
 def test_native_frames_and_locals(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
@@ -109,6 +109,73 @@ def test_native_frames_and_locals(pair: tuple[FakeNode, FakeNode], ctl: Run) -> 
     assert ctl("stacks", "--native", "--merge")[2] == "warning: native frames are missing: it runs\n"
     ctl("stacks")
     assert (node.stacks_asked[-1].native, node.stacks_asked[-1].locals) == (False, False)
+
+
+def test_a_variable_that_is_nowhere_is_an_error(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    def nowhere(rank: int, name: str) -> pb.Value:
+        value = variable(rank, name, "", None, reason=f"there is no variable {name!r} in any frame")
+        value.func = ""
+        return value
+
+    pair[0].values = [nowhere(0, "typo"), nowhere(1, "typo"), nowhere(0, "loss"), variable(1, "loss", "float", "1.5")]
+    code, out, err = ctl("vars", "--job", "j1", "typo")
+    assert (code, out, err.splitlines()[0]) == (1, "", "error: no such variable was found: typo")
+    # A name that some ranks have is none.
+    code, out, err = ctl("vars", "--job", "j1", "loss")
+    assert (code, len(out.splitlines()), err) == (0, 3, "")
+    code, out, err = ctl("vars", "--job", "j1", "loss", "typo")
+    assert (code, err) == (0, "warning: no such variable was found: typo\n")
+    # One that is there and cannot be read is no typo.
+    pair[0].values = [variable(0, "loss", "Tensor", None, reason="on cuda:0")]
+    assert ctl("vars", "--job", "j1", "loss")[0] == 0
+
+
+def test_threads_without_a_frame_are_one_line(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
+    names = ("pin_memory", "pt_autograd_0", "cuda-EvtHandlr", "cuda-EvtHandlr")
+    idle = [thread(0, 1000, 6000 + n, name, gil=False) for n, name in enumerate(names)]
+    holds = thread(0, 1000, 7000, "holder", gil=True)
+    pair[0].threads = [thread(0, 1000, 1000, "python", ("main", "/home/user/train.py", 88)), *idle, holds]
+    out = ctl("stacks", "1000")[1]
+    assert out.splitlines()[1:] == [
+        "  thread 1000 python [sleeping]",
+        "    main (/home/user/train.py:88)",
+        "  thread 7000 holder [sleeping, holds the GIL]",
+        "    (no Python frame)",
+        "  4 threads without a frame: pin_memory, pt_autograd_0, cuda-EvtHandlr (2)",
+    ]
+    # Other formats have them all.
+    assert len(json.loads(ctl("stacks", "1000", "-f", "json")[1])) == 6
+    # A main thread without frames is worth its own lines.
+    pair[0].threads = [thread(0, 1000, 1000, "python")]
+    assert ctl("stacks", "1000")[1].endswith("  thread 1000 python [sleeping]\n    (no Python frame)\n")
+
+
+@pytest.mark.parametrize("words", [(), ("--merge",)])
+def test_native_stacks_begin_with_python_and_have_short_names(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, words: tuple[str, ...]
+) -> None:
+    long = "void c10d::Work<std::vector<at::Tensor, std::allocator<at::Tensor> > >::wait(" + "int, " * 99 + "int)"
+
+    def native(name: str) -> pb.Frame:
+        return pb.Frame(func=name, file="/usr/lib/libx.so", frame_type="Native")
+
+    start = [native(name) for name in ("PyEval_EvalCode", "Py_BytesMain", "__libc_start_main", "_start")]
+    shown = thread(0, 1000, 1000, "MainThread", ("main", "/home/user/train.py", 88))
+    python = list(shown.frames)
+    del shown.frames[:]
+    shown.frames.extend([native(long), *python, *start])
+    alone = thread(0, 1000, 1001, "reader")
+    alone.frames.extend([native("poll"), native("_start")])
+    pair[0].threads = [shown, alone]
+    out = ctl("stacks", "1000", "--native", *words)[1]
+    assert not {"PyEval_EvalCode", "Py_BytesMain", "__libc_start_main"} & set(out.split())
+    assert f"{long[:59]}… (/usr/lib/libx.so) [native]" in out
+    assert max(map(len, out.splitlines())) < 120
+    if not words:
+        # A thread without Python keeps all.
+        assert "    poll (/usr/lib/libx.so) [native]\n    _start (/usr/lib/libx.so) [native]\n" in out
+        (first, *_) = json.loads(ctl("stacks", "1000", "--native", "-f", "json")[1])
+        assert [frame["func"] for frame in first["frames"]] == [long, "main", *(frame.func for frame in start)]
 
 
 def test_vars_of_a_job_and_of_a_process(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:
@@ -527,7 +594,7 @@ def test_a_link_is_written_through(pair: tuple[FakeNode, FakeNode], ctl: Run, tm
         (("vars", "1000", "step", "--watch", "--job", "j1"), 2, "contradict"),
         (("vars", "a,b", "--watch"), 2, "no comma"),
         (("vars", "step", "--unwatch"), 2, "takes no names"),
-        (("vars", "--job", "nobody", "step"), 1, "no such process"),
+        (("vars", "--job", "nobody", "step"), 1, "there is no job nobody"),
         (("vars", "--job", "nobody", "step", "--watch"), 1, "no job nobody"),
         (("config", "nope"), 2, "no setting nope"),
         (("config", "sampling.hz=often"), 2, "often is no number"),

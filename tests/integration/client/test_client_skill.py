@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from client_fake_node import FakeNode
+from client_fake_node import FakeNode, process
 
 Run = Callable[..., tuple[int, str, str]]
 SKILL = """
@@ -100,6 +100,7 @@ def test_one_node_and_people(ctl: Run, pair: tuple[FakeNode, FakeNode], skill: P
 
 
 def test_the_job_is_a_parameter(ctl: Run, pair: tuple[FakeNode, FakeNode], skill: Path) -> None:
+    pair[0].insert("process.processes", [process("alpha", 0, 1500, job="no'body")])
     code, out, _ = ctl("diagnose", "--skill", str(skill), "--job", "no'body", "-f", "json")
     (step,) = json.loads(out)["steps"]
     assert (code, step["status"], step["note"]) == (4, "failed", "no operation of {job}")

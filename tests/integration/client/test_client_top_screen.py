@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,12 +140,24 @@ def test_a_node_that_goes_away_is_named_and_comes_back(scene: Scene) -> None:
         terminal.lacks("no answer for", "the node d")
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_a_socket_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with top(f"unix:{tmp_path / 'nowhere.sock'}", 80, 24) as terminal:
-        terminal.shows("no answer for", "what runs on the nodes above is not known")
-        terminal.press("j", "Enter")
-        terminal.press("q")
-        terminal.shows("ended with 0")
+        terminal.shows("there is no such socket", "hint: is probingd running", "ended with 1")
+
+
+def test_a_slow_node_is_waited_for(scene: Scene) -> None:
+    scene.first.hold_status = threading.Event()
+    try:
+        with top(scene.first.address, 80, 24) as terminal:
+            shown = terminal.shows("probingctl top", "q quit")
+            assert "no training process" not in shown
+            terminal.press("j", "Enter")
+            scene.first.hold_status.set()
+            terminal.shows("job llm-7b")
+            terminal.press("q")
+            terminal.shows("ended with 0")
+    finally:
+        scene.first.hold_status.set()
 
 
 def test_the_screen_follows_its_size(scene: Scene) -> None:

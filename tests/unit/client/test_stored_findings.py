@@ -47,6 +47,10 @@ def row(**fields: Any) -> dict[str, Any]:
         "culprits": json.dumps([culprit]),
         "evidence": json.dumps(["ranks 0, 2 wait in all_reduce"]),
         "next_steps": "[]",
+        "missing": "[]",
+        "refuted_by": "[]",
+        "stacks": "[]",
+        "found_by": "a",
         "advice": "restart_without",
         "advice_nodes": "a",
         "advice_reason": "GPU 3 is lost",
@@ -199,7 +203,7 @@ def test_an_ended_job_keeps_its_story() -> None:
 @pytest.mark.parametrize(
     "fields",
     [{"closed": moment(ago(6))}, {"verdict": "rank_died"}, {"opened": moment(ago(4))}],
-    ids=["it went on before it ended", "no hang", "found in its end"],
+    ids=["it went on before it ended", "its end, which the facts show", "found in its end"],
 )
 def test_what_was_over_before_a_job_ended_is_no_part_of_its_story(fields: dict[str, Any]) -> None:
     found = facts(*(ended(r, 5, code=0) for r in range(3)))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from client_top_rows import SECOND, Row, fetched, finding, gpu, inflight, progress, rank, update, use
 
-from probing.client.top.answers import Absent
-from probing.client.top.figures import brief_age, brief_size, fitted, spark
+from probing.client.collectives.ranks import sinking
+from probing.client.top.answers import Absent, Fetched, NodeRows
+from probing.client.top.figures import brief_age, brief_size, fitted, spark, text_of
 from probing.client.top.health import Health
 from probing.client.top.history import Lags, Rates, Series
-from probing.client.top.model import AWAY_S, Model
+from probing.client.top.model import AWAY_S, Model, View
+from probing.client.top.page import main_page
 from probing.client.top.questions import questions, statements
+from probing.client.top.state import State, shown
 
 
 def test_rates_are_those_of_one_life_of_the_counter() -> None:
@@ -209,3 +214,120 @@ def test_an_absent_node_is_left_alone_until_it_answers() -> None:
     assert health.absent[0].since == absent.since
     health.answered("x", "a")
     assert health.present(("x", "y")) == ("x", "y")
+
+
+def gone(number: int, job: str, ts: str, **end: Any) -> Row:
+    """An exit of a rank, as the question ``ended`` answers it."""
+    row = {"node": "a", "job": job, "run": "r", "rank": number, "role": "trainer", "pid": 500 + number, "start_ns": 7}
+    return {**row, "ts": ts, "event": "exit", "exit_code": None, "signal": None, "recent": True, **end}
+
+
+def test_what_lives_stands_above_what_has_ended() -> None:
+    ended = [
+        gone(0, "failed-first", "2026-11-22T03:12:07Z", exit_code=1),
+        gone(1, "failed-last", "2026-11-22T03:14:07Z", exit_code=1),
+        gone(2, "was-well", "2026-11-22T03:13:07Z", exit_code=0),
+    ]
+    ranks = [rank(0, job="j"), rank(1, job="j"), {**rank(7, job="fine", world=1), "pid": 900}]
+    rows = {"ranks": ranks, "inflight": [inflight(0, 35)], "findings": [finding("open", "t")], "ended": ended}
+    view = update(Model(10.0), 1.0, **rows)
+    assert [(job.job, job.word) for job in view.jobs] == [
+        ("j", "STUCK"),
+        ("fine", "OK"),
+        ("failed-last", "FAILED"),
+        ("failed-first", "FAILED"),
+        ("was-well", "ENDED"),
+    ]
+    state = State()
+    page = main_page(view, state, 100, 30, "alpha", 1.0)
+    # The first rank is one that can be helped.
+    assert state.selected == ("a", 101, 7)
+    assert "2 jobs, 3 ranks, 3 ended" in text_of(page.lines[0])
+    assert state.press("e", "e", view, 10) == ""
+    assert [job.job for job in shown(view, state)] == ["j", "fine"]
+    page = main_page(view, state, 100, 30, "alpha", 1.0)
+    assert "2 jobs, 3 ranks, 3 ended (hidden)" in text_of(page.lines[0])
+    assert all("failed" not in text_of(line) for line in page.lines)
+    state.press("e", "e", view, 10)
+    assert len(shown(view, state)) == 5
+
+
+def test_the_first_rank_is_selected_until_the_user_selects_one() -> None:
+    model, state = Model(10.0), State()
+    over = [gone(0, "over", "2026-11-22T03:12:07Z", exit_code=1)]
+    main_page(update(model, 1.0, ended=over), state, 80, 24, "alpha", 1.0)
+    assert state.selected == ("a", 500, 7)
+    # A job that lives comes above.
+    view = update(model, 2.0, ranks=[rank(0), rank(1)], ended=over)
+    main_page(view, state, 80, 24, "alpha", 2.0)
+    assert state.selected == ("a", 100, 7)
+    state.press("j", "j", view, 10)
+    first = update(model, 3.0, ranks=[{**rank(9), "job": "a-first"}, rank(0), rank(1)], ended=over)
+    main_page(first, state, 80, 24, "alpha", 3.0)
+    assert state.selected == ("a", 101, 7)
+
+
+def test_hidden_jobs_are_said_where_nothing_else_is_there() -> None:
+    view = update(Model(10.0), 1.0, ended=[gone(0, "over", "2026-11-22T03:12:07Z", exit_code=0)])
+    texts = [text_of(line) for line in main_page(view, State(ended=False), 80, 24, "alpha", 1.0).lines]
+    assert "  no training process runs; e shows the jobs that ended" in [text.rstrip() for text in texts]
+
+
+def test_no_training_process_is_said_where_that_was_answered() -> None:
+    def body(view: View) -> str:
+        return " ".join(text_of(line) for line in main_page(view, State(), 80, 24, "alpha", 1.0).lines)
+
+    lost = Absent("other", "b", "permission denied", 0.0)
+    model = Model(10.0)
+    unanswered = model.update(fetched(1.0, lost), {})
+    assert "what runs on the nodes above is not known" in body(unanswered)
+    assert "no training process" not in body(unanswered)
+    both = model.update(Fetched(2.0, (NodeRows("addr", "a", {}),), (lost,)), {})
+    assert "no training process on the nodes that answer" in body(both)
+    assert "no training process on" not in body(update(Model(10.0), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("rate", "age_s", "shown"),
+    [
+        (41.0, 0.0, 41.0),
+        # A row of a step comes some time after its end.
+        (41.0, 2.5, 41.0),
+        (41.0, 76.0, 0.0),
+        (0.1, 25.0, 0.1),
+        (0.1, 50.0, 0.02),
+        (0.1, 101.0, 0.0),
+        (0.0, 5.0, 0.0),
+        (None, 5.0, None),
+        # The clock was set back.
+        (41.0, -3600.0, 41.0),
+    ],
+)
+def test_the_rate_of_steps_sinks_while_none_ends(rate: float | None, age_s: float, shown: float | None) -> None:
+    assert sinking(rate, age_s * SECOND) == shown
+
+
+def test_the_rate_of_a_rank_that_stands_still() -> None:
+    step = {
+        "node": "a",
+        "job": "j",
+        "run": "r",
+        "pid": 100,
+        "step": 383,
+        "steps_per_s": 41.0,
+        "step_age_ns": 76 * SECOND,
+    }
+    (row,) = update(Model(10.0), 1.0, ranks=[rank(0)], steps=[step]).ranks
+    assert (row["step"], row["steps_per_s"]) == (383, 0.0)
+
+
+def test_an_open_finding_grows_older_between_two_questions() -> None:
+    model = Model(10.0)
+    sentence = "rank 1 (node a, pid 101) holds up 2 ranks for 11 s: it sleeps"
+    open_ = finding("open", "2026-11-22T03:12:18.000000000Z")
+    row = {**open_, "sentence": sentence, "since": "2026-11-22T03:12:07.000000000Z", "row_age_ns": 4 * SECOND}
+    first = update(model, 1.0, ranks=[rank(1)], findings=[row])
+    assert "for 15 s: it sleeps" in first.jobs[0].lines[0]
+    # They are asked for seldom.
+    later = update(model, 31.0, ranks=[rank(1)])
+    assert "for 45 s: it sleeps" in later.jobs[0].lines[0]

@@ -185,3 +185,19 @@ def test_a_node_without_an_answer_is_not_said_to_run_nothing() -> None:
     assert "what runs on the nodes above is not known" in lines
     assert "no training process" not in lines
     assert "no training process" in "\n".join(text_of(line) for line in page_of(update(Model(10.0)), State()).lines)
+
+
+def test_a_wide_screen_has_room_for_the_operation() -> None:
+    view = view_of()
+    for row in view.ranks:
+        row.update(op="reduce_scatter_tensor", seq=912_345, age_ns=10**9)
+    for width, text in ((200, "reduce_scatter_tensor #912345 "), (80, "reduce_scatte")):
+        lines = [text_of(line) for line in page_of(view, State(), width, 40).lines]
+        assert any(text in line for line in lines), width
+        assert all(cell_len(line) <= width for line in lines)
+
+
+def test_no_line_of_the_help_is_cut_at_80_columns() -> None:
+    lines, _ = help_page(0, 80, 60)
+    assert not any("…" in text_of(line) or "~" in text_of(line) for line in lines)
+    assert any("hide the jobs that have ended" in text_of(line) for line in lines)

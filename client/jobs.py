@@ -1,0 +1,95 @@
+"""Jobs by name: which one ``--job`` means, and the error for a job that is unknown or has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from probing.api.errors import NotFound, PartialAnswer, UsageError
+from probing.api.jobs import names_owner
+from probing.client.render.rows import rows_of
+from probing.client.render.text import when
+
+if TYPE_CHECKING:
+    from probing.client.queries import Queries
+
+__all__ = ("ended_error", "has_ended", "job_named", "missing_hint", "require_live", "silent_nodes", "sql_text")
+
+_MaybeText = TypeVar("_MaybeText", str, str | None)
+# Jobs that run now, then jobs that ever ran here, or of which only findings are left.
+_JOB_TABLES = ("process.processes", "process.events", "comm.communicators", "diagnosis.findings")
+_MOST_CANDIDATES = 8
+# Most nodes without an answer that a hint names.
+_MOST_NAMED = 4
+_STATE = {
+    "live": "SELECT count(*) AS processes FROM process.processes WHERE state <> 'exited' AND job = {job}",
+    "ended": "SELECT max(ts) AS ended FROM process.events WHERE event = 'exit' AND job = {job}",
+}
+
+
+def sql_text(value: str) -> str:
+    """Returns ``value`` as an SQL literal."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
+    """Returns the job that ``text`` names: by its name, the end of it, a Slurm id without step, a run, or a pid.
+
+    Raises NotFound where no node knows such a job, PartialAnswer where a node that does not answer may know it, and
+    UsageError where several jobs fit.
+    """
+    if not text:
+        return text
+    name = sql_text(text)
+    where = f"job = {name} OR run = {name} OR suffix(job, {name}) OR starts_with(job, {sql_text(text + '.')})"
+    asked = len(cluster.outcomes)
+    for table in _JOB_TABLES:
+        by_pid = f" OR pid = {int(text)}" if table != "diagnosis.findings" and _is_pid(text) else ""
+        answers = cluster.query_each(f"SELECT DISTINCT job FROM {table} WHERE {where}{by_pid}")
+        jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
+        if text in jobs:
+            return text
+        # Another user's job of a name is not meant by the name alone.
+        jobs = [job for job in jobs if not names_owner(job)] or jobs
+        if len(jobs) == 1:
+            return jobs[0]
+        if jobs:
+            more = f" and {len(jobs) - _MOST_CANDIDATES} more" if len(jobs) > _MOST_CANDIDATES else ""
+            fitting = ", ".join(jobs[:_MOST_CANDIDATES])
+            raise UsageError(f"{text} fits several jobs: {fitting}{more}", hint="give the whole name, or a run")
+    if silent := silent_nodes(cluster, asked):
+        raise PartialAnswer(f"job {text} was not found on the nodes that answered", hint=missing_hint(silent))
+    raise NotFound(f"there is no job {text}", hint="`probingctl ps` lists the jobs that run now")
+
+
+def _is_pid(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def silent_nodes(cluster: Queries, asked: int = 0) -> dict[str, str]:
+    """Returns why nodes did not answer, by node: of the outcomes from number ``asked`` on, and of failed nodes."""
+    failures = [*cluster.absent, *(failed for outcome in cluster.outcomes[asked:] for failed in outcome.failed)]
+    return {failed.node or failed.address: failed.reason for failed in failures}
+
+
+def missing_hint(silent: dict[str, str]) -> str:
+    """Returns the nodes of ``silent_nodes`` as a hint."""
+    return f"missing: {'; '.join(f'{node} ({why})' for node, why in list(silent.items())[:_MOST_NAMED])}"
+
+
+def ended_error(job: str, ended: str | None) -> NotFound:
+    """Returns the error of a command that asks living processes, for a job that ``ended`` (UTC text; None: unknown)."""
+    hint = f"`probingctl ps --ended --job {job}` shows how, `probingctl diagnose --job {job}` what was found until then"
+    return NotFound(f"job {job} ended at {when(ended)}" if ended else f"job {job} has ended", hint=hint)
+
+
+def has_ended(cluster: Queries, job: str) -> NotFound | None:
+    """Returns ``ended_error`` where no process of ``job`` runs, else None."""
+    found = cluster.query_all({name: sql.format(job=sql_text(job)) for name, sql in _STATE.items()})
+    (live,), (ended,) = (rows_of(found[name]) for name in _STATE)
+    return None if live["processes"] else ended_error(job, ended["ended"])
+
+
+def require_live(cluster: Queries, job: str) -> None:
+    """Raises NotFound where no process of ``job`` runs: an empty answer says something else."""
+    if (error := has_ended(cluster, job)) is not None:
+        raise error

@@ -1,0 +1,97 @@
+"""The time zone in which probingctl shows and reads times: UTC, unless --tz or the configuration name another."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import datetime, timedelta, timezone, tzinfo
+from pathlib import Path
+
+from probing.api.errors import UsageError
+
+__all__ = ("LOCAL", "aware", "current", "is_utc", "shown", "use", "wall")
+
+LOCAL = "local"
+"""The name that stands for the zone of this machine."""
+_OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)?")
+# As POSIX writes a zone: CST-8, <+08>-8, EST5EDT. https://pubs.opengroup.org/onlinepubs/9699919799/ (8.3, TZ)
+_POSIX = re.compile(r":?(?:[A-Za-z]{3,}|<[A-Za-z0-9+-]{3,}>)[+-]?\d.*")
+_SYSTEM = Path("/etc/localtime")
+
+
+class _Zone:
+    """The zone in use; None: the C library's local time."""
+
+    now: tzinfo | None = timezone.utc
+
+
+def use(name: str) -> None:
+    """Shows and reads times in the zone ``name``: Asia/Shanghai, +08:00, local or UTC. Raises UsageError."""
+    _Zone.now = _zone(name)
+
+
+def current() -> tzinfo | None:
+    """Returns the zone in use; None: the C library's local time, for ``datetime.astimezone``."""
+    return _Zone.now
+
+
+def is_utc() -> bool:
+    return _Zone.now is timezone.utc
+
+
+def wall(seconds: float) -> datetime:
+    """Returns ``seconds`` since 1970 as the time of day in the zone. Raises as ``datetime.fromtimestamp`` does."""
+    return datetime.fromtimestamp(seconds, timezone.utc).astimezone(_Zone.now)
+
+
+def aware(moment: datetime) -> datetime:
+    """Returns a time without zone as one of the zone in use."""
+    if moment.tzinfo is not None:
+        return moment
+    return moment.astimezone() if _Zone.now is None else moment.replace(tzinfo=_Zone.now)
+
+
+def shown(moment: datetime) -> str:
+    """Returns what stands behind a time of the zone: Z, or its offset such as +08:00."""
+    offset = moment.utcoffset() or timedelta()
+    if not offset and is_utc():
+        return "Z"
+    minutes = round(offset.total_seconds() / 60)
+    return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
+
+
+def _zone(name: str) -> tzinfo | None:
+    text = name.strip()
+    if text.upper() in ("UTC", "Z"):
+        return timezone.utc
+    if text.lower() == LOCAL:
+        return _local(os.environ.get("TZ", ""))
+    if (offset := _OFFSET.fullmatch(text)) is not None and int(offset[2]) < 24 and int(offset[3] or 0) < 60:
+        length = timedelta(hours=int(offset[2]), minutes=int(offset[3] or 0))
+        return timezone(length if offset[1] == "+" else -length)
+    found = _named(text)
+    if found is None:
+        raise UsageError(f"{text[:80]} is no time zone", hint="for example Asia/Shanghai, +08:00, local or UTC")
+    return found
+
+
+def _local(variable: str) -> tzinfo | None:
+    """Returns the zone of this machine. The C library takes a TZ that does not exist for UTC, without a word."""
+    if not variable:
+        return None if _SYSTEM.exists() else timezone.utc
+    if (found := _named(variable.removeprefix(":"))) is not None:
+        return found
+    if _POSIX.fullmatch(variable) or Path(variable.removeprefix(":")).is_file():
+        return None
+    raise UsageError(f"TZ={variable[:80]} is no time zone", hint="set TZ to one, or name one with --tz")
+
+
+def _named(name: str) -> tzinfo | None:
+    # Takes some ms, which commands in UTC do not pay.
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(name) if name else None
+    except (KeyError, OSError, ValueError):
+        # Of a name that does not exist, is a folder, or leads out of the folder of zones.
+        return None
