@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 import time
@@ -20,6 +21,8 @@ __all__ = (
     "encoded",
     "escape",
     "escape_json",
+    "length",
+    "moment",
     "plural",
     "ranks_named",
     "ranks_text",
@@ -29,6 +32,7 @@ __all__ = (
     "wrapped",
 )
 
+_INTERVAL = re.compile(r"P(?:(-?\d+)D)?T(-?[\d.]+)S")
 # Controls, surrogates, and characters that reorder a line on a terminal.
 _UNSAFE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
@@ -110,6 +114,23 @@ def utc(ns: int) -> str:
 def when(ts: str | None) -> str:
     """Formats a time as ``utc`` gives it to the second: ``2026-11-22 03:12:07Z``."""
     return "-" if ts is None else f"{ts[:19].replace('T', ' ')}Z"
+
+
+def moment(ts: str | None) -> str:
+    """Formats a time as ``utc`` gives it to the millisecond: ``2026-11-22 03:12:07.123Z``, ``2026-11-22 03:12:07Z``."""
+    if ts is None:
+        return "-"
+    seconds, _, fraction = ts.removesuffix("Z").replace("T", " ").partition(".")
+    return seconds + (f".{fraction[:3]}" if fraction.strip("0") else "") + "Z"
+
+
+def length(interval: str | None) -> str:
+    """Formats an interval of JSON (``PT8.557761S``) as ``age`` does; one with months stays."""
+    found = _INTERVAL.fullmatch(interval or "")
+    if found is None:
+        return interval or "-"
+    days, seconds = (float(part or 0) for part in found.groups())
+    return age((days * 86_400 + seconds) * 1e9)
 
 
 def clock(ts: str | None) -> str:
