@@ -31,9 +31,9 @@ def fix_times(root: _Tree, now_ns: int) -> _Tree:
     day, clock, fraction = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}", f"{now_ns % 1_000_000_000:09d}"
     ages = [n for n in root.find_all(exp.Anonymous) if n.name.lower() == "age" and len(n.expressions) == 1]
     # The inner nodes first, as those around them are copied.
-    for node in [node for node in root.find_all(exp.AtTimeZone) if _is_utc(node.this)][::-1]:
+    for zoned in [zoned for zoned in root.find_all(exp.AtTimeZone) if _is_utc(zoned.this)][::-1]:
         # The session's zone is UTC, so the cast says so of a time without a zone, and changes no other.
-        node.set("this", exp.cast(node.this, "TIMESTAMPTZ", dialect="duckdb"))
+        zoned.set("this", exp.cast(zoned.this, "TIMESTAMPTZ", dialect="duckdb"))
     for node in list(root.walk())[::-1]:
         if _means_now(node):
             node.replace(expression(f"CAST('{day} {clock}.{fraction}' AS TIMESTAMP_NS)"))

@@ -196,7 +196,7 @@ class StepDetector:
         worth, found = _worth(period), []
         for n, ((begin, exact), (end, _)) in enumerate(pairwise(starts)):
             inside = waiting[begin:end]
-            comm_ns = _covered(inside)
+            comm_ns, wait_ns = _covered(inside), waits[n]
             self._recent = [*self._recent, exact][-_RECENT:]
             if len(inside) != len(period.pattern):
                 self._odd_since = self._odd_since if self._odd else t[n]
@@ -215,7 +215,7 @@ class StepDetector:
                     comm=kinds[n] >> 16,
                     seq=seqs[n],
                     period=period,
-                    wait_ns=None if comm_ns is None or waits[n] is None else min(comm_ns, waits[n]),
+                    wait_ns=None if comm_ns is None or wait_ns is None else min(comm_ns, wait_ns),
                 )
             )
         return found
