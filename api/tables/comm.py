@@ -115,7 +115,6 @@ _OPS_COLUMNS = (
         "done, failed, or abandoned (its end was missed, as the process ended); NULL if the end cannot be seen.",
     ),
     Column("error", TEXT, "What the library reported, for state failed."),
-    Column("step", I64, "Training step the operation belongs to; NULL when not known."),
     Column(
         "duration_ns",
         I64,

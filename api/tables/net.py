@@ -102,6 +102,12 @@ _TCP_COLUMNS = (
     Column("local_address", NAME, "Address of this end."),
     Column("peer_address", NAME, "Address of the other end."),
     Column("peer_local", BOOL, "Whether the other end is in the same network namespace: nothing goes over a wire."),
+    Column(
+        "peer_rank",
+        I32,
+        "Rank at the other end, where that is of the same run and in the same network namespace; views.connections has"
+        " those of other nodes, too.",
+    ),
     *_FIGURES,
     Column("timeouts", I32, "Connections that wait for an answer after a retransmission by time-out, now."),
     Column("longest_timeouts", I32, "The most time-outs in a row of a connection, now: 0 while all is answered."),
@@ -119,7 +125,8 @@ _TCP_COLUMNS = (
 
 TCP = Table(
     "net.tcp",
-    "TCP connections of watched processes, a row for each process and pair of addresses every net.interval_s while"
+    "TCP connections of watched processes, a row for each process, pair of addresses and rank at the other end every"
+    " net.interval_s while"
     " anything goes on, else once a minute. What a connection did in the interval in which it was closed is not seen."
     " Where the daemon lacks CAP_SYS_ADMIN to enter a container's network namespace, one row without addresses has the"
     " segments of the whole namespace, under one of its processes.",

@@ -20,7 +20,13 @@ _COLUMNS = (
     Column("t_end", TIME, "When it ended, UTC.", "make_timestamp_ns(epoch_ns(ts) + duration_ns)"),
     Column("duration_ns", I64, "From its begin to its end, ns."),
     Column("comm_ns", I64, "Time of it in which an operation ran, ns; NULL when the operations' times are not known."),
-    Column("wait_ns", I64, "Time of comm_ns that the rank spent waiting for the last one, ns; NULL when not known."),
+    Column(
+        "wait_ns",
+        I64,
+        "Time of comm_ns in which the rank waited for another rank of its node to call, ns; it may have waited longer"
+        " for a rank of another node (views.op_lag compares all). NULL when not known, and without another rank of the"
+        " communicator on the node.",
+    ),
     Column("ops", I32, "Collective operations in the step."),
     Column("source", NAME, "The evidence: collective_period, optimizer_frame, variable or span."),
     Column("confidence", F64, "How sure that is, from 0 to 1."),

@@ -117,7 +117,6 @@ QUESTIONS = (
             "cpu_ns": _NUMBER,
             "rss_bytes": _NUMBER,
             "hits": _NUMBER,
-            "net_bytes": _NUMBER,
             "cpu_pct": _NUMBER,
         },
         "probing.cost ORDER BY ts DESC LIMIT 2000",

@@ -47,14 +47,22 @@ FROM net.interfaces WHERE {_WINDOW} AND {{interfaces}} GROUP BY node, netns, int
 _SUMS = ("bytes_sent", "bytes_received", "segs_out", "segs_in", "retrans", "bytes_retrans", "ecn_marked")
 _SUMMED = ", ".join(f"sum({name}) AS {name}" for name in _SUMS)
 _RTT = "avg(rtt_ns) AS rtt_ns, max(rtt_max_ns) AS rtt_max_ns, min(rtt_min_ns) AS rtt_min_ns"
+_PAIR = "node, job, run, rank, role, pid, start_ns, netns, local_address, peer_address"
+# A reading has a row for each rank at the other end of a pair of addresses.
+_READINGS = f"""
+SELECT {_PAIR}, ts, bool_or(peer_local) AS peer_local, sum(sockets) AS sockets, sum(connecting) AS connecting,
+  {_SUMMED}, {_RTT}, sum(timeouts) AS timeouts, max(longest_timeouts) AS longest_timeouts, sum(lost) AS lost,
+  sum(unread_bytes) AS unread_bytes, sum(unsent_bytes) AS unsent_bytes, sum(busy_ns) AS busy_ns,
+  sum(rwnd_limited_ns) AS rwnd_limited_ns, sum(sndbuf_limited_ns) AS sndbuf_limited_ns
+FROM net.tcp WHERE {_WINDOW} AND {{of_job}} GROUP BY {_PAIR}, ts
+"""
 _TCP = f"""
-SELECT node, job, run, rank, role, pid, start_ns, netns, local_address, peer_address, bool_or(peer_local) AS peer_local,
+SELECT {_PAIR}, bool_or(peer_local) AS peer_local,
   arg_max(sockets, ts) AS sockets, arg_max(connecting, ts) AS connecting, {_SUMMED}, {_RTT},
   arg_max(timeouts, ts) AS timeouts, max(longest_timeouts) AS longest_timeouts, arg_max(lost, ts) AS lost,
   arg_max(unread_bytes, ts) AS unread_bytes, arg_max(unsent_bytes, ts) AS unsent_bytes,
   sum(busy_ns) AS busy_ns, sum(rwnd_limited_ns) AS rwnd_limited_ns, sum(sndbuf_limited_ns) AS sndbuf_limited_ns
-FROM net.tcp WHERE {_WINDOW} AND {{of_job}}
-GROUP BY node, job, run, rank, role, pid, start_ns, netns, local_address, peer_address
+FROM ({_READINGS}) AS r GROUP BY {_PAIR}
 ORDER BY retrans DESC, rtt_max_ns DESC NULLS LAST, node, rank, pid, local_address, peer_address LIMIT {{most}}
 """
 _PATHS = f"""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import UsageError
+from probing.client.job_hints import Emptiness, hint_at_jobs
 from probing.client.render.output import write_stream, write_table
 from probing.client.render.progress import Progress
 from probing.client.render.table import Field
@@ -69,10 +70,14 @@ def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, obj
         cluster.watch = progress.update if progress.wanted else None
         cluster.done = progress.done
         to_terminal = settings.output is None and sys.stdout.isatty()
+        answer = Emptiness()
         with cluster.stream(sql, params) as rows:
-            write_stream(settings, rows.schema, progress.counting(iter(rows), to_terminal=to_terminal))
+            batches = progress.counting(answer.passed(iter(rows)), to_terminal=to_terminal)
+            write_stream(settings, rows.schema, batches)
     for warning in rows.warnings:
         warn(warning)
+    if answer.empty:
+        hint_at_jobs(cluster, sql, params)
 
 
 def _parameters(given: Sequence[str]) -> dict[str, object]:

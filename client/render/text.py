@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 import time
@@ -24,6 +25,8 @@ __all__ = (
     "encoded",
     "escape",
     "escape_json",
+    "length",
+    "moment",
     "now_text",
     "plural",
     "ranks_named",
@@ -32,9 +35,9 @@ __all__ = (
     "utc",
     "when",
     "wrapped",
-    "zoned",
 )
 
+_INTERVAL = re.compile(r"P(?:(-?\d+)D)?T(-?[\d.]+)S")
 # Controls, surrogates, and characters that reorder a line on a terminal.
 _UNSAFE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
@@ -120,6 +123,24 @@ def when(ts: str | None) -> str:
     return f"{ts[:19].replace('T', ' ')}Z" if zone.is_utc() else _zoned(ts, "%Y-%m-%d %H:%M:%S")
 
 
+def moment(ts: str | None) -> str:
+    """Formats a time as ``utc`` gives it to the millisecond, in the zone in use: ``2026-11-22 03:12:07.123Z``."""
+    if ts is None:
+        return "-"
+    seconds, _, fraction = ts.removesuffix("Z").replace("T", " ").partition(".")
+    rest = f".{fraction[:3]}" if fraction.strip("0") else ""
+    return f"{seconds}{rest}Z" if zone.is_utc() else _zoned(ts, "%Y-%m-%d %H:%M:%S", rest)
+
+
+def length(interval: str | None) -> str:
+    """Formats an interval of JSON (``PT8.557761S``) as ``age`` does; one with months stays."""
+    found = _INTERVAL.fullmatch(interval or "")
+    if found is None:
+        return interval or "-"
+    days, seconds = (float(part or 0) for part in found.groups())
+    return age((days * 86_400 + seconds) * 1e9)
+
+
 def clock(ts: str | None) -> str:
     """Formats as ``when``; leaves out today's date."""
     return when(ts).removeprefix(f"{zone.wall(time.time()):%Y-%m-%d} ")
@@ -134,11 +155,6 @@ def now_text(form: str = "%H:%M:%S") -> str:
     """Returns the present time in the zone in use, with Z or its offset."""
     moment = zone.wall(time.time())
     return f"{moment:{form}}{zone.shown(moment)}"
-
-
-def zoned(ts: str) -> str:
-    """Returns a time as ``utc`` gives it in the zone in use, with all its digits; anything else as it is."""
-    return ts if zone.is_utc() else _zoned(ts, "%Y-%m-%dT%H:%M:%S", ts[19:].removesuffix("Z"))
 
 
 def _zoned(ts: str, form: str, rest: str = "") -> str:

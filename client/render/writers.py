@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from probing.client.render.rows import Record, Row, columns_of, dump_line, names_of, rows_of, storable, storable_schema
-from probing.client.render.table import Field, Grid, show_value
-from probing.client.render.text import encoded, escape, escape_json, zoned
+from probing.client.render.table import Field, Grid
+from probing.client.render.text import encoded, escape, escape_json, length, moment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,23 +51,19 @@ def fields_of(schema: pa.Schema, *, flex: bool = False) -> list[Field]:
     """Returns a field for each column. ``flex``: text may be cut to fit the screen."""
     import pyarrow as pa
 
+    shown = ((pa.types.is_timestamp, moment), (pa.types.is_interval, length), (pa.types.is_duration, length))
     numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     wide = (pa.types.is_string, pa.types.is_large_string, pa.types.is_nested, pa.types.is_binary)
     return [
         Field(
             name,
             name,
-            _zoned if pa.types.is_timestamp(kind) else None,
+            next((show for test, show in shown if test(kind)), None),
             right=any(test(kind) for test in numeric),
             flex=flex and any(test(kind) for test in wide),
         )
         for name, kind in zip(names_of(schema.names), schema.types, strict=True)
     ]
-
-
-def _zoned(value: Any) -> str:
-    """Returns a time in the zone in use."""
-    return zoned(value) if isinstance(value, str) else show_value(value)
 
 
 def _slices(batch: pa.RecordBatch) -> list[pa.Table]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import ProbingError, UsageError
+from probing.client.job_hints import Emptiness, hint_at_jobs
 from probing.client.render.output import write_stream
 from probing.client.render.progress import Progress
 from probing.client.render.rows import Row, rows_of
@@ -22,7 +23,7 @@ from probing.client.shell.statement import command_in, statements
 from probing.client.shell.words import COMMANDS
 
 if TYPE_CHECKING:
-    from probing.federation.execution.answer import Rows
+    import pyarrow as pa
 
 __all__ = ("Shell", "run")
 
@@ -97,11 +98,12 @@ class Shell:
         with opened(settings) as cluster, Progress() as progress:
             cluster.watch = progress.update if progress.wanted else None
             with cluster.stream(sql, params) as rows:
+                answer = Emptiness()
                 if settings.format == "table" and settings.output is None:
-                    said = self._show(rows, progress)
+                    said = self._show(rows.schema, answer.passed(iter(rows)), progress)
                 else:
                     to_terminal = settings.output is None
-                    batches = progress.counting(iter(rows), to_terminal=to_terminal)
+                    batches = progress.counting(answer.passed(iter(rows)), to_terminal=to_terminal)
                     said = plural(write_stream(settings, rows.schema, batches), "row")
                     if settings.output is not None:
                         said += f" in {escape(str(settings.output))}"
@@ -113,20 +115,22 @@ class Shell:
                 sys.stdout.flush()
             for warning in rows.warnings:
                 warn(warning)
+            if answer.empty:
+                hint_at_jobs(cluster, sql, params)
 
-    def _show(self, rows: Rows, progress: Progress) -> str:
+    def _show(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], progress: Progress) -> str:
         """Writes the first rows, as a table or with a line for each column; returns the line below them."""
         import pyarrow as pa
 
         found: list[Row] = []
-        for batch in rows:
+        for batch in batches:
             found.extend(rows_of(pa.Table.from_batches([batch.slice(0, FIRST_ROWS + 1 - len(found))])))
             if len(found) > FIRST_ROWS:
                 break
         progress.stop()
         kept = found[:FIRST_ROWS]
         width = terminal_width() or 100
-        grid = Grid(fields_of(rows.schema, flex=True), kept, width)
+        grid = Grid(fields_of(schema, flex=True), kept, width)
         if self.vertical or (self.vertical is None and grid.width > width and kept):
             sys.stdout.write(_vertical(kept))
         else:

@@ -6,7 +6,7 @@ import re
 
 __all__ = ("command_in", "is_whole", "statements")
 
-LEAVE = "\\q"
+_LEAVE, _HELP = "\\q", "\\?"
 
 # An unclosed comment or string extends to the end.
 _TOKEN = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*(?:'|\Z)|\"(?:[^\"]|\"\")*(?:\"|\Z)|;", re.DOTALL)
@@ -24,11 +24,15 @@ def statements(text: str) -> tuple[list[str], str]:
 
 
 def command_in(text: str) -> tuple[str, str] | None:
-    """Returns the text before the last line and that line, if it is a command; ``exit`` and ``quit`` are ``\\q``."""
+    """Returns the text before the last line and that line, if it is a command; ``exit`` and ``quit`` are ``\\q``,
+    ``help`` is ``\\?``."""
     before, _, line = text.rstrip().rpartition("\n")
     line = line.strip()
-    if line.rstrip("; ").lower() in ("exit", "quit"):
-        return before, LEAVE
+    word = line.rstrip("; ").lower()
+    if word in ("exit", "quit"):
+        return before, _LEAVE
+    if word in ("help", "?") and not before.strip():
+        return before, _HELP
     return (before, line) if line.startswith("\\") else None
 
 

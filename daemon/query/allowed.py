@@ -34,10 +34,10 @@ FUNCTION_CLASSES = _words(
     BitwiseXorAgg Cbrt Ceil Chr Coalesce Concat ConcatWs Contains Corr Cos Cot Count CountIf CovarPop CovarSamp CumeDist
     CurrentDate CurrentTime CurrentTimestamp DateAdd DateBin DateDiff DateFromParts DateTrunc Day DayOfMonth DayOfWeek
     DayOfWeekIso DayOfYear Dayname Degrees DenseRank EndsWith Exp Explode Extract Factorial First FirstValue Flatten
-    Floor Format FromBase64 GenerateSeries Greatest GroupConcat Grouping Hex Hour If IsInf IsNan JSONArray JSONExtract
-    JSONExtractScalar JSONKeys JSONObject JSONType JarowinklerSimilarity Kurtosis Lag Last LastDay LastValue Lead Least
-    Left Length Levenshtein Ln Localtime Localtimestamp Log LogicalAnd LogicalOr Lower MD5 Map MapFromEntries MapKeys
-    Max Median Min Minute Mode Month Monthname NthValue Ntile Nullif Pad ParseJSON PercentRank PercentileCont
+    Floor Format FromBase64 FromJson GenerateSeries Greatest GroupConcat Grouping Hex Hour If IsInf IsNan JSONArray
+    JSONExtract JSONExtractScalar JSONKeys JSONObject JSONType JarowinklerSimilarity Kurtosis Lag Last LastDay LastValue
+    Lead Least Left Length Levenshtein Ln Localtime Localtimestamp Log LogicalAnd LogicalOr Lower MD5 Map MapFromEntries
+    MapKeys Max Median Min Minute Mode Month Monthname NthValue Ntile Nullif Pad ParseJSON PercentRank PercentileCont
     PercentileDisc Pi Pow Quantile Quarter Radians Rand Rank RegexpExtract RegexpExtractAll RegexpFullMatch RegexpLike
     RegexpReplace RegexpSplit RegrAvgx RegrAvgy RegrCount RegrIntercept RegrR2 RegrSlope RegrSxx RegrSxy RegrSyy Repeat
     Replace Reverse Right Round RowNumber SHA SHA2 Second Sign Sin Skewness Split SplitPart Sqrt StartsWith Stddev
@@ -54,14 +54,14 @@ FUNCTION_NAMES = _words(
     current_localtime damerau_levenshtein date_part date_sub datepart datesub decade divide element_at entropy epoch_ns
     epoch_us era even favg fdiv fill fmod format_bytes formatreadabledecimalsize formatreadablesize fsum gamma gcd
     geomean get_current_timestamp hamming hash histogram isfinite isoyear jaccard jaro_similarity json_array_length
-    json_contains json_exists json_valid json_value julian kahan_sum lcm list_aggr list_aggregate list_avg list_count
-    list_element list_extract list_first list_has_all list_indexof list_last list_median list_position list_reverse
-    list_reverse_sort list_slice list_sort list_sum list_unique list_zip mad make_timestamp_ms make_timestamp_ns
-    map_contains map_entries map_extract map_values mean microsecond millennium millisecond multiply nanosecond now
-    octet_length ord parse_dirname parse_filename prefix printf product regexp_escape regexp_split_to_array
-    reservoir_quantile row sem strip_accents strlen struct_insert subtract suffix to_hours to_json to_microseconds
-    to_milliseconds to_minutes to_months to_seconds to_weeks to_years transaction_timestamp try_strptime weekday
-    weighted_avg yearweek
+    json_contains json_exists json_transform json_valid json_value julian kahan_sum lcm list_aggr list_aggregate
+    list_avg list_count list_element list_extract list_first list_has_all list_indexof list_last list_median
+    list_position list_reverse list_reverse_sort list_slice list_sort list_sum list_unique list_zip mad
+    make_timestamp_ms make_timestamp_ns map_contains map_entries map_extract map_values mean microsecond millennium
+    millisecond multiply nanosecond now octet_length ord parse_dirname parse_filename prefix printf product
+    regexp_escape regexp_split_to_array reservoir_quantile row sem strip_accents strlen struct_insert subtract suffix
+    to_hours to_json to_microseconds to_milliseconds to_minutes to_months to_seconds to_weeks to_years
+    transaction_timestamp try_strptime weekday weighted_avg yearweek
     """
 )
 

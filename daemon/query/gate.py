@@ -38,6 +38,7 @@ from probing.daemon.query.jobs import limit_to_jobs
 from probing.daemon.query.pruning import needs_of
 from probing.federation.sql.dialect import evaluates_code, needs_helper
 from probing.federation.sql.filters import names_whole_rows
+from probing.federation.sql.headings import with_headings
 from probing.federation.sql.names import GLOBAL, USER_VIEWS
 from probing.federation.sql.reading import statements
 from probing.federation.sql.states import has_states, is_export, require_export, with_states
@@ -53,14 +54,29 @@ MAX_QUERIES = 200
 MAX_GROWTH = 4
 _TABLE_ARGS = frozenset(("this", "db", "alias", "joins", "laterals", "sample"))
 _TABLE_FUNCTIONS = (exp.GenerateSeries, exp.Unnest)
-_SHOW_TABLES = "list the tables with SELECT * FROM probing.table_docs, columns with SELECT * FROM probing.column_docs"
+_SHOW_TABLES = (
+    "list the tables with SELECT * FROM probing.table_docs, columns with SELECT * FROM probing.column_docs; in the"
+    " shell with \\d and \\d TABLE"
+)
+_PIVOT = "a column of its own for each value is count(*) FILTER (WHERE op = 'barrier') AS barriers, and so on"
 _HINTS: dict[type[exp.Expr], str] = {
     exp.Show: _SHOW_TABLES,
     exp.Describe: _SHOW_TABLES,
-    exp.Summarize: _SHOW_TABLES,
+    exp.Summarize: "write the figures: min(x), max(x), avg(x), quantile_cont(x, 0.9), count(DISTINCT x)",
+    exp.Pivot: _PIVOT,
     exp.Set: "`probingctl config KEY=VALUE` sets, and SELECT * FROM probing.settings shows what is set",
 }
 _ONE_NODE = "global. names the rows of all nodes, and this node was asked for its own: ask with --all-nodes"
+
+_WORDS = {"describe": _SHOW_TABLES, "show": _SHOW_TABLES, "pivot": _PIVOT, "unpivot": _PIVOT}
+# What to write instead of functions that are not allowed or that DuckDB does not have.
+_ELEMENTS = """unnest(from_json(culprits, '[{"rank": "INT", "node": "VARCHAR"}]')) makes a row of each element"""
+_INSTEAD = {
+    "timezone": "write ts AT TIME ZONE 'Asia/Shanghai'",
+    "json_each": _ELEMENTS,
+    "json_table": _ELEMENTS,
+    "bar": "show the number, or draw what -f csv writes",
+}
 
 # Its messages about a query are in the error already.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
@@ -83,6 +99,8 @@ def check(
     users, views = cache(users), cache(views)
     try:
         root = _parse(sql)
+        if not has_states(root):
+            root = with_headings(root, sql)
         _check_count(root, 1)
         warnings = _expand(root, users, views)
         for node in _check_count(root, MAX_GROWTH):
@@ -147,7 +165,8 @@ def _parse(sql: str, times: int = 1) -> exp.Query:
     try:
         found = statements(sql, times)
     except SqlglotError as e:
-        raise evaluates_code(sql) or QueryRejected(f"syntax: {_syntax(e)}") from None
+        word = sql.split(maxsplit=1)[0].lower() if sql.strip() else ""
+        raise evaluates_code(sql) or QueryRejected(f"syntax: {_syntax(e)}", hint=_WORDS.get(word, "")) from None
     if len(found) != 1:
         raise QueryRejected("more than one statement" if found else "no statement", hint="send one SELECT")
     root = found[0]
@@ -186,7 +205,7 @@ def _check_type(node: exp.DataType) -> None:
 def _function_refused(name: str) -> QueryRejected:
     near = difflib.get_close_matches(name.lower(), FUNCTION_NAMES | {c.lower() for c in FUNCTION_CLASSES}, 3)
     usual = "the usual aggregate, text, list, JSON and time functions of DuckDB are allowed"
-    hint = f"near it: {', '.join(sorted(near))}" if near else usual
+    hint = _INSTEAD.get(name.lower()) or (f"near it: {', '.join(sorted(near))}" if near else usual)
     return QueryRejected(f"the function {name.lower()[:80]} is not allowed", hint=hint)
 
 

@@ -118,10 +118,15 @@ class UserViews:
         return view
 
     def _problem(self, view: View, others: Mapping[str, View]) -> str:
+        from probing.api.tables.views import VIEWS
         from probing.daemon.query.gate import check
+        from probing.federation.sql.column_names import require_columns
+        from probing.federation.sql.view_lookup import known_columns, tree_of
 
         try:
-            check(view.sql, time.time_ns(), self._users, lambda: others)
+            checked = check(view.sql, time.time_ns(), self._users, lambda: others)
+            users = {name: [column.name for column in table.columns] for name, table in checked.users.items()}
+            require_columns(tree_of(view.sql), known_columns({**VIEWS, **others}, users))
         except ProbingError as e:
             self._unasked |= isinstance(e, PeerError)
             return _words(e)

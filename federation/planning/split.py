@@ -25,6 +25,7 @@ from probing.federation.planning.functions import require_row_functions
 from probing.federation.planning.gather_rows import ship_parts
 from probing.federation.planning.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
 from probing.federation.sql.dialect import parse, table_name, tables_in, to_sql
+from probing.federation.sql.headings import with_headings
 from probing.federation.sql.states import has_states
 from probing.federation.sql.times import fix_times
 from probing.federation.sql.views import expand, known_columns, set_apart
@@ -60,7 +61,7 @@ def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[s
     chosen = catalog if catalog is not None else api_catalog()
     try:
         with chosen.lock:
-            return _plan(parse(sql), now_ns, chosen, views)
+            return _plan(with_headings(parse(sql), sql), now_ns, chosen, views)
     except RecursionError:
         raise QueryRejected("the query is nested too deeply") from None
 

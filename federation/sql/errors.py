@@ -10,6 +10,12 @@ from probing.api.errors import ProbingError, QueryError, QueryMemory, QueryRejec
 
 __all__ = ("from_duckdb",)
 
+# What people write, by what DuckDB says of it, and what to write instead.
+_INSTEAD = (
+    (re.compile(r'"[-+]\(TIMESTAMP.*STRING_LITERAL'), "a length of time is an INTERVAL: now() - INTERVAL '5 minutes'"),
+    (re.compile(r"to INTERVAL|[Ii]nterval.*unit"), "write it as in INTERVAL '5 minutes' or INTERVAL 1 HOUR"),
+    (re.compile(r"json_transform|from_json"), """as in from_json(culprits, '[{"rank": "INT", "node": "VARCHAR"}]')"""),
+)
 _PREFIX = re.compile(r"^[A-Za-z ]+ Error: ")
 
 
@@ -17,7 +23,8 @@ def from_duckdb(error: duckdb.Error) -> ProbingError:
     """Returns ``error`` as a QueryError with a message of one line; DuckDB's suggestion becomes the hint."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = _PREFIX.sub("", lines[0]) if lines else type(error).__name__
-    hint = next((line for line in lines[1:] if line.startswith(("Did you mean", "Candidate"))), "")
+    instead = (hint for pattern, hint in _INSTEAD if pattern.search(message))
+    hint = next(instead, next((line for line in lines[1:] if line.startswith(("Did you mean", "Candidate"))), ""))
     if isinstance(error, duckdb.OutOfMemoryException):
         return QueryMemory(message)
     if isinstance(error, duckdb.PermissionException):

@@ -33,12 +33,14 @@ def narrow_all(root: exp.Query, columns: NamesOf) -> None:
 
 
 def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]:
-    """Returns the columns of ``select`` that are unchanged columns of its first source, by lower-case name."""
+    """Returns the columns of ``select`` that are unchanged columns of its first source, by lower-case name.
+
+    Where it puts rows together, only the columns that all of these have in common: keys of GROUP BY and PARTITION BY.
+    """
     source = select.args["from_"].this if select.args.get("from_") else None
-    if not isinstance(source, (exp.Table, exp.Subquery)) or any(select.args.get(key) for key in REDUCING):
+    if not isinstance(source, (exp.Table, exp.Subquery)) or select_of(source)[0] is None:
         return {}
-    if any(map(looks_at_many_rows, select.expressions)) or select_of(source)[0] is None:
-        return {}
+    keys = _common_keys(select)
     alone, own = not select.args.get("joins"), source.alias_or_name.lower()
     # Another qualifier may name a row of the query outside: DuckDB needs no LATERAL for that.
     mine = (own, "") if alone else (own,)
@@ -52,7 +54,31 @@ def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]
             found[item.alias_or_name.lower()] = shown
         else:
             found.pop(item.alias_or_name.lower(), None)
-    return found
+    return found if keys is None else {name: column for name, column in found.items() if _key(column) in keys}
+
+
+def _common_keys(select: exp.Select) -> set[str] | None:
+    """The columns that rows have in common which ``select`` puts together, as texts; None: it puts none together."""
+    if any(select.args.get(key) for key in REDUCING if key not in ("group", "having", "qualify")):
+        return set()
+    found: list[set[str]] = []
+    group = select.args.get("group")
+    if group is not None:
+        if any(value for key, value in group.args.items() if key != "expressions"):
+            return set()
+        found.append({_key(key) for key in group.expressions if isinstance(key, exp.Column)})
+    clauses = [*select.expressions, *filter(None, map(select.args.get, ("having", "qualify", "order")))]
+    partitions = [window.args.get("partition_by") or () for each in clauses for window in each.find_all(exp.Window)]
+    found += [{_key(key) for key in keys if isinstance(key, exp.Column)} for keys in partitions]
+    if not found:
+        return set() if any(map(looks_at_many_rows, clauses)) else None
+    if any(clause.find(exp.Explode, exp.Unnest) for clause in clauses):
+        return set()
+    return set.intersection(*found)
+
+
+def _key(column: exp.Column) -> str:
+    return ".".join(part.name.lower() for part in column.parts)
 
 
 def narrow(select: exp.Select, conditions: list[exp.Expr], plain: Mapping[str, exp.Column]) -> None:

@@ -1,5 +1,8 @@
 """Fixes now() of a query to one instant for all nodes, and compares ``ts`` without time zones.
 
+``X AT TIME ZONE 'Z'`` is the local time in Z of a column or of now(), which are UTC by definition. For a constant it is
+what SQL says: the instant (UTC) at which clocks in Z show it.
+
 ``ts`` is TIMESTAMP_NS, UTC, without a zone; DuckDB 2.0 does not compare it with the zoned type that ``now()``,
 ``to_timestamp`` and ``AT TIME ZONE`` have. Nodes rewrite their queries in the same way, and so must the client,
 which binds the query and runs its last step.
@@ -27,7 +30,11 @@ def fix_times(root: _Tree, now_ns: int) -> _Tree:
     when = datetime.fromtimestamp(now_ns // 1_000_000_000, tz=timezone.utc)
     day, clock, fraction = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}", f"{now_ns % 1_000_000_000:09d}"
     ages = [n for n in root.find_all(exp.Anonymous) if n.name.lower() == "age" and len(n.expressions) == 1]
-    for node in list(root.walk()):
+    # The inner nodes first, as those around them are copied.
+    for zoned in [zoned for zoned in root.find_all(exp.AtTimeZone) if _is_utc(zoned.this)][::-1]:
+        # The session's zone is UTC, so the cast says so of a time without a zone, and changes no other.
+        zoned.set("this", exp.cast(zoned.this, "TIMESTAMPTZ", dialect="duckdb"))
+    for node in list(root.walk())[::-1]:
         if _means_now(node):
             node.replace(expression(f"CAST('{day} {clock}.{fraction}' AS TIMESTAMP_NS)"))
         elif isinstance(node, exp.CurrentDate):
@@ -61,6 +68,11 @@ def _has_zone(node: exp.Expr) -> bool:
     if isinstance(node, exp.Cast):
         return bool(node.to.this == exp.DataType.Type.TIMESTAMPTZ)
     return isinstance(node, exp.AtTimeZone)
+
+
+def _is_utc(node: exp.Expr) -> bool:
+    """Whether ``node`` depends on a column or on the present."""
+    return any(isinstance(part, exp.Column) or _means_now(part) for part in node.walk())
 
 
 def _under_at_time_zone(node: exp.Expr) -> bool:

@@ -18,7 +18,7 @@ from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
 from probing.federation.sql.filters import certain_of, names_whole_rows, select_of
 from probing.federation.sql.names import GLOBAL, LOCAL, names_user_views, wants_all_nodes
-from probing.federation.sql.narrowing import narrow, plain_columns
+from probing.federation.sql.narrowing import narrow, narrow_all, plain_columns
 from probing.federation.sql.view_lookup import (
     NamesOf,
     base_tables,
@@ -111,7 +111,9 @@ class _Expansion:
             outer, _ = select_of(table)
             if outer is not None and outer.args.get("where"):
                 plain = plain_columns(inner, self._columns)
-                narrow(inner, certain_of(table, plain), plain)
+                if conditions := certain_of(table, plain):
+                    narrow(inner, conditions, plain)
+                    narrow_all(inner, self._columns)
         self.run(inner, depth + 1)
         alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
         more = {key: value for key in _KEPT if (value := table.args.get(key))}

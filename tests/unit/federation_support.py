@@ -19,6 +19,7 @@ from probing.federation.planning.catalog import Catalog, open_database
 from probing.federation.planning.split import Plan, plan
 from probing.federation.sql.dialect import parse, to_sql
 from probing.federation.sql.errors import from_duckdb
+from probing.federation.sql.headings import with_headings
 from probing.federation.sql.times import fix_times
 
 NOW_NS = 1_790_000_000_123_456_789
@@ -97,7 +98,7 @@ class Nodes:
         return run_here(self.plan(sql), self.names, self.ask)
 
     def reference(self, sql: str) -> pa.Table:
-        return self._all.sql(to_sql(fix_times(parse(sql), NOW_NS))).to_arrow_table()
+        return self._all.sql(to_sql(fix_times(with_headings(parse(sql), sql), NOW_NS))).to_arrow_table()
 
     def check(self, sql: str, *, kind: str | None = None, ordered: bool = False) -> None:
         """Asserts that the nodes together answer as one database with all rows does."""

@@ -122,6 +122,7 @@ class Arbiter:
         exact = len(group) == periods and all(step.exact for step in group)
         self._recent.append(exact)
         known = [step.comm_ns for step in group if step.comm_ns is not None]
+        waits = [step.wait_ns for step in group if step.wait_ns is not None]
         return group[0]._replace(
             t_end=group[-1].t_end,
             ops=sum(step.ops for step in group),
@@ -130,6 +131,7 @@ class Arbiter:
             exact=exact,
             confidence=round(_CONFIDENCE * sum(self._recent) / len(self._recent), 3),
             periods=len(group),
+            wait_ns=sum(waits) if len(waits) == len(group) else None,
         )
 
 

@@ -15,6 +15,7 @@ from probing.daemon.nccl_uprobes.steps.period import Period, find_period, places
 __all__ = ("Step", "StepDetector")
 
 Array = npt.NDArray[Any]
+_Waits = Callable[[Array], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]
 _FIRST_SEARCH = 8
 # A search is due when one in _SHARE of the operations is new; after a pattern was lost, one in _SHARE_AFTER_LOSS.
 _SHARE, _SHARE_AFTER_LOSS = 2, 8
@@ -41,7 +42,8 @@ class Step(NamedTuple):
 
     ``elapsed``: 1 plus the number of steps missed since the one before. ``exact``: it has the operations of the pattern
     and no others. ``comm`` and ``seq`` are those of its first operation, -1 where not known. ``comm_ns``: the time in
-    which at least one of its operations ran. ``period`` is None where the optimizer alone gave the step. ``periods``:
+    which at least one of its operations ran. ``wait_ns``: the part of it in which the rank waited for others on its
+    node, None where not known. ``period`` is None where the optimizer alone gave the step. ``periods``:
     how many periods it consists of. ``confirmed``: the optimizer runs once per period.
 
     ``confidence``: the share of the last 32 steps that were exact, times the confidence in the pattern: 0.95; 0.75
@@ -60,16 +62,18 @@ class Step(NamedTuple):
     period: Period | None
     periods: int = 1
     confirmed: bool = False
+    wait_ns: int | None = None
 
 
 class StepDetector:
-    """Detects the steps of one process. ``turn`` may rotate a new period, so that all ranks begin it alike.
+    """Detects the steps of one process. ``turn`` may rotate a new period, so that all ranks begin it alike; ``waits``
+    returns how long each operation waited, and where that is known.
 
     ``period``: the one that is followed; None while there is none.
     """
 
-    def __init__(self, turn: Callable[[Period], Period]) -> None:
-        self.turn = turn
+    def __init__(self, turn: Callable[[Period], Period], waits: _Waits) -> None:
+        self.turn, self.waits = turn, waits
         self._history = History()
         self._search_at = _FIRST_SEARCH
         self._searched = 0
@@ -187,10 +191,12 @@ class StepDetector:
     def _steps(self, period: Period, waiting: Array, starts: list[tuple[int, bool]]) -> list[Step]:
         """The steps between ``starts``, which are (index in ``waiting``, whether the step is exact)."""
         edges = [start for start, _ in starts]
+        waits = self._waits_between(waiting, edges)
         t, kinds, seqs = (waiting[name][edges].tolist() for name in ("t", "kind", "seq"))
         worth, found = _worth(period), []
         for n, ((begin, exact), (end, _)) in enumerate(pairwise(starts)):
             inside = waiting[begin:end]
+            comm_ns, wait_ns = _covered(inside), waits[n]
             self._recent = [*self._recent, exact][-_RECENT:]
             if len(inside) != len(period.pattern):
                 self._odd_since = self._odd_since if self._odd else t[n]
@@ -202,16 +208,26 @@ class StepDetector:
                     t[n],
                     t[n + 1],
                     len(inside),
-                    _covered(inside),
+                    comm_ns,
                     elapsed,
                     exact,
                     confidence,
                     comm=kinds[n] >> 16,
                     seq=seqs[n],
                     period=period,
+                    wait_ns=None if comm_ns is None or wait_ns is None else min(comm_ns, wait_ns),
                 )
             )
         return found
+
+    def _waits_between(self, waiting: Array, edges: list[int]) -> list[int | None]:
+        """How long the operations between two of ``edges`` waited together; None where that of none is known."""
+        if len(edges) < 2:
+            return []
+        inside, at = waiting[edges[0] : edges[-1]], np.array(edges) - edges[0]
+        each, known = self.waits(inside)
+        sums, counts = (np.diff(np.concatenate(([0], np.cumsum(values)))[at]) for values in (each, known))
+        return [ns if count else None for ns, count in zip(sums.tolist(), counts.tolist(), strict=True)]
 
 
 def _worth(period: Period) -> float:

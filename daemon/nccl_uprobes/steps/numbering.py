@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict, deque
 
 from probing.daemon.nccl_uprobes.steps.collective_steps import Step
 from probing.daemon.nccl_uprobes.steps.period import Period, least_rotation
+from probing.daemon.nccl_uprobes.steps.waits import Waits
 
 __all__ = ("Calibration", "JobSteps")
 
@@ -18,9 +19,13 @@ _MAX_WAITING = 64
 
 
 class JobSteps:
-    """Agrees between the ranks of one job where in the period a step begins, and which number it has."""
+    """Agrees between the ranks of one job where in the period a step begins, and which number it has.
+
+    ``waits``: their operations.
+    """
 
     def __init__(self) -> None:
+        self.waits = Waits()
         self._begins: OrderedDict[tuple[tuple[int, int], ...], int] = OrderedDict()
         self._by_operation: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._by_time: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from probing.daemon.nccl_uprobes.records.names import DTYPES, OPS
 from probing.daemon.nccl_uprobes.records.operations import Operations
 
-__all__ = ("OPERATION", "WINDOW", "History", "Texts", "operations_by_process", "signs")
+__all__ = ("OPERATION", "WINDOW", "History", "Texts", "comm_of", "op_of", "operations_by_process", "signs")
 
 Array = npt.NDArray[Any]
 # Times are CLOCK_MONOTONIC ns; -1 where not known. `kind` is (comm, op, dtype), `sign` is a hash of kind and count.
@@ -76,6 +76,16 @@ def operations_by_process(operations: Operations, texts: Texts) -> dict[tuple[in
     place = {process: index for index, process in enumerate(dict.fromkeys(processes))}
     process_of = np.array([place[process] for process in processes])[entity_of]
     return {process: _ordered(found[process_of == index]) for process, index in place.items()}
+
+
+def op_of(kind: Array) -> Array:
+    """The index in OPS of each kind, 255 where not known."""
+    return kind & 0xFF
+
+
+def comm_of(kind: Array) -> Array:
+    """The number of the communicator of each kind."""
+    return kind >> 2 * _OP_BITS
 
 
 def signs(kind: Array, count: Array) -> npt.NDArray[np.uint64]:

@@ -11,7 +11,8 @@ The Python sampler is no source of steps: it samples a thread some times a secon
 shorter than that, and cannot say whether a frame seen twice is one call or two. A uprobe cannot be set on a Python
 function either.
 
-``wait_ns``, the time that a rank waited for the others, is NULL: it needs the times of ranks on other nodes.
+``wait_ns`` is the time that a rank waited for others on its node (``steps.waits``): the times of ranks on other nodes
+are not known here.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class _Row(TypedDict, total=False):
     step: int
     duration_ns: int
     comm_ns: int | None
+    wait_ns: int | None
     ops: int | None
     source: str
     confidence: float
@@ -172,9 +174,14 @@ class Steps(Source):
         """Follows ``operations`` of any processes. Operations that are passed twice count once."""
         rows: list[_Row] = []
         with self._lock:
+            found = []
             for key, own in operations_by_process(operations, self._texts).items():
                 who = self._identities.identity(*key)
                 process = self._process(key, who)
+                process.job.waits.add(key[0], own)
+                found.append((key, who, process, own))
+            # The operations of all ranks first: what a rank waited is compared with the others.
+            for key, who, process, own in found:
                 rows += self._from_periods(key, who, process, process.clock.observe(own), pair)
         self._put(rows)
 
@@ -218,13 +225,13 @@ class Steps(Source):
         process = self._processes.get(key)
         if process is None:
             job = self._job(key if who is None else (who.job, who.run))
-            process = self._processes[key] = _Process(StepDetector(job.turn), job, who is not None)
+            process = self._processes[key] = _Process(StepDetector(job.turn, job.waits.of), job, who is not None)
             process.owner = who.owner if who is not None else None
             if len(self._processes) > _MAX_PROCESSES:
                 self._make_room()
         elif who is not None and not process.identified:
             process.job, process.identified, process.owner = self._job((who.job, who.run)), True, who.owner
-            process.clock.turn = process.job.turn
+            process.clock.turn, process.clock.waits = process.job.turn, process.job.waits.of
             process.number = None
         self._processes.move_to_end(key)
         return process
@@ -296,6 +303,7 @@ class Steps(Source):
                 **self._row(key, who, step.t_start, step.t_end, pair),
                 "step": number + (offset or 0),
                 "comm_ns": step.comm_ns,
+                "wait_ns": step.wait_ns,
                 "ops": step.ops if step.period is not None or process.clock.newest < 0 else None,
                 "source": source,
                 "confidence": max(step.confidence, _VARIABLE_CONFIDENCE) if named and step.exact else step.confidence,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,10 +28,12 @@ class Reading(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Connections of watched processes: ``process`` (index), addresses (indices in ``addresses``), what rose."""
+    """Connections of watched processes: ``process`` (index), ``peer_process`` (index of the one at the other end, -1
+    where that is no watched one of the namespace), addresses (indices in ``addresses``), what rose."""
 
     sockets: _Array
     process: _Integers
+    peer_process: _Integers
     local: _Integers
     peer: _Integers
     peer_local: npt.NDArray[np.bool_]
@@ -52,21 +55,35 @@ def found_of(now: Reading, before: Reading, owners: _Integers) -> Found | None:
     which = which.reshape(2, -1)
     addresses = [address_text(raw[0], raw[1:]) for raw in (key.tobytes() for key in distinct)]
     here = np.isin(distinct, _key(now.sockets, "local")) | np.array([_loopback(text) for text in addresses])
+    peer_local = here[which[1]]
     return Found(
-        sockets, owners[own], which[0], which[1], here[which[1]], rises(sockets, before.sockets), addresses, interval
+        sockets,
+        owners[own],
+        _at_the_other_end(sockets, owners[own], peer_local),
+        which[0],
+        which[1],
+        peer_local,
+        rises(sockets, before.sockets),
+        addresses,
+        interval,
     )
 
 
-def by_process(found: Found) -> tuple[Columns, Columns]:
-    """Returns places (see ``rows``) and figures of each process and pair of addresses."""
-    count = len(found.addresses)
-    groups = group((found.process * count + found.local) * count + found.peer)
+def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
+    """Returns places (see ``rows``) and figures of each process, pair of addresses and rank at the other end.
+
+    ``peer_rank``: of each connection, -1 where it is not known.
+    """
+    count, ranks = len(found.addresses), int(peer_rank.max()) + 2
+    pair = (found.process * count + found.local) * count + found.peer
+    groups = group(pair * ranks + peer_rank + 1)
     first = groups.first
     at: Columns = {
         "process": found.process[first],
         "local": found.local[first],
         "peer": found.peer[first],
         "peer_local": found.peer_local[first],
+        "peer_rank": peer_rank[first],
         "interval": np.full(len(first), found.interval_ns, np.int64),
     }
     return at, summed(found.sockets, found.rise, groups)
@@ -96,6 +113,32 @@ def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None
     }
     rise = {name: values[away] for name, values in found.rise.items()}
     return at, summed(found.sockets[away], rise, groups)
+
+
+def _at_the_other_end(sockets: _Array, process: _Integers, peer_local: npt.NDArray[np.bool_]) -> _Integers:
+    """The process of the socket at the other end of each of ``sockets``; -1 where that is none of them."""
+    found = np.full(len(sockets), -1, np.int64)
+    here = np.flatnonzero(peer_local)
+    if len(here):
+        ends = [_ends(sockets[here], *pair) for pair in (("local", "peer"), ("peer", "local"))]
+        distinct, which = np.unique(np.concatenate(ends), return_inverse=True)
+        own, other = which.reshape(2, -1)
+        owner = np.full(len(distinct), -1, np.int64)
+        owner[own] = process[here]
+        found[here] = owner[other]
+    return found
+
+
+def _ends(sockets: _Array, first: str, second: str) -> _Array:
+    """Addresses and ports of both ends as 36 bytes: IPv4 as inside IPv6, so that both ends of a connection agree."""
+    parts = []
+    for end in (first, second):
+        raw = np.ascontiguousarray(sockets[end]).view(np.uint8).reshape(-1, 16)
+        mapped = np.concatenate([np.zeros((len(raw), 10), np.uint8), np.full((len(raw), 2), 0xFF, np.uint8)], axis=1)
+        four = np.concatenate([mapped, raw[:, :4]], axis=1)
+        parts.append(np.where((sockets["family"] == socket.AF_INET)[:, None], four, raw))
+        parts.append(np.ascontiguousarray(sockets[f"{end}_port"]).view(np.uint8).reshape(-1, 2))
+    return np.concatenate(parts, axis=1).view("V36")[:, 0]
 
 
 def _key(sockets: _Array, end: str) -> _Array:

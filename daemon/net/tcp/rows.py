@@ -37,7 +37,8 @@ def tcp_batch(
 ) -> pa.RecordBatch:
     """Returns rows of net.tcp.
 
-    ``at``: of each row process (index in ``who``), local, peer (indices in ``addresses``), peer_local, netns, interval.
+    ``at``: of each row process (index in ``who``), local and peer (indices in ``addresses``), peer_local, peer_rank,
+    netns, interval.
     """
     process = at["process"]
     columns = _common(node, ts_ns, at, addresses, figures)
@@ -50,6 +51,7 @@ def tcp_batch(
         "rank": _optional(np.array([-1 if one.rank is None else one.rank for one in who], np.int32)[process]),
         "netns": numbers(at["netns"]),
         "peer_local": flags(at["peer_local"]),
+        "peer_rank": _optional(at["peer_rank"].astype(np.int32)),
         **{name: numbers(_narrow(name, figures[name])) for name in _NOW},
         "delivery_gbps": numbers(figures["delivery_rate"] * 8e-9, figures["delivery_rate"] <= 0),
         "busy_ns": numbers(figures["busy"] * _US),

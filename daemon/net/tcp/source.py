@@ -163,13 +163,14 @@ class TcpSource(Source):
         return bool(len(strangers)) and not np.isin(strangers, before.sockets["cookie"]).all()
 
     def _put(self, netns: int, found: Found, who: Sequence[Identity | None], pair: ClockPair) -> None:
-        at, figures = by_process(found)
-        at["netns"] = np.full(len(at["process"]), netns, np.int64)
         known = np.array([identity is not None for identity in who], bool)
         named = [identity or _NOBODY for identity in who]
+        at, figures = by_process(found, _peer_ranks(found, named))
+        at["netns"] = np.full(len(at["process"]), netns, np.int64)
+        places = (at[name].tolist() for name in ("process", "local", "peer", "peer_rank"))
         keys = [
-            (*named[process].key, found.addresses[local], found.addresses[peer])
-            for process, local, peer in zip(*(at[name].tolist() for name in ("process", "local", "peer")), strict=True)
+            (*named[process].key, found.addresses[local], found.addresses[peer], rank)
+            for process, local, peer, rank in zip(*places, strict=True)
         ]
         wanted = known[at["process"]] & self._quiet.wanted(keys, _active(figures), pair.mono_ns)
         kept = self._bounded(np.flatnonzero(wanted), figures, pair)
@@ -219,6 +220,15 @@ class TcpSource(Source):
 
 
 _NOBODY = Identity(0, 0, "", "", "other")
+
+
+def _peer_ranks(found: Found, who: Sequence[Identity]) -> npt.NDArray[np.int64]:
+    """The rank at the other end of each connection; -1 where it is of another run, or not known."""
+    runs = {(one.job, one.run): index for index, one in enumerate(who)}
+    run = np.array([runs[one.job, one.run] for one in who], np.int64)
+    rank = np.array([-1 if one.rank is None else one.rank for one in who], np.int64)
+    same = (found.peer_process >= 0) & (run[found.peer_process] == run[found.process])
+    return np.where(same, rank[found.peer_process], -1)
 
 
 def _active(figures: Columns) -> npt.NDArray[np.bool_]:

@@ -130,7 +130,7 @@ FROM train.steps WHERE ts > now() - INTERVAL 2 MINUTE GROUP BY job, rank
             ),
             Metric(
                 "probingd_rank_step_wait_seconds",
-                "Average time of a step in which the rank waited for the last.",
+                "Average time of a step in which the rank waited for another rank of this node.",
                 "wait_ns",
                 _S,
             ),

@@ -120,3 +120,41 @@ def test_what_is_compared_with_is_named_alike(node: FakeNode, ctl: Run) -> None:
     assert (code, err.splitlines()[0]) == (1, f"error: there are no samples of job {SLURM} since 2m ago")
     code, out, _ = ctl("profile", "--job", "29507", "--diff", "job:29507")
     assert (code, out.splitlines()[0].partition(" since")[0]) == (0, f"is:  job {LOCAL}")
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("job = '29507'", f"no job has the whole name 29507: write job = '{LOCAL}'"),
+        ("'4711' = job AND rank = 0", "write job = '4711.0'"),
+        ("o.job IN ('r1', 'x')", f"no job has the whole name r1: write job = '{LOCAL}'"),
+        ("job = '12'", "no job has the whole name 12: 12 fits several jobs: 12.0, 12.1"),
+        ("job = 'nosuch'", "no node knows a job nosuch"),
+        ("job = $j", f"write job = '{LOCAL}'"),
+    ],
+)
+@pytest.mark.parametrize("shown", ["*", "count(*), max(seq)"])
+def test_a_query_without_rows_says_which_job_may_be_meant(
+    node: FakeNode, ctl: Run, where: str, says: str, shown: str
+) -> None:
+    params = ("--param", "j:VARCHAR=29507") if "$j" in where else ()
+    code, _, err = ctl("query", *params, f"SELECT {shown} FROM comm.ops AS o WHERE {where}")
+    assert code == 0
+    assert err.startswith("hint: ")
+    assert says in err
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"SELECT * FROM comm.ops WHERE job = '{LOCAL}'",
+        f"SELECT * FROM comm.ops WHERE job = '{LOCAL}' AND seq > 9999",
+        "SELECT count(*) FROM process.processes WHERE job LIKE '%29507'",
+        "SELECT * FROM comm.ops WHERE comm = '29507'",
+        "SELECT count(*) FROM comm.ops WHERE seq > 9999",
+        "SELECT 'job' AS x WHERE false",
+    ],
+)
+def test_a_query_that_names_no_job_wrongly_has_no_hint(node: FakeNode, ctl: Run, sql: str) -> None:
+    code, _, err = ctl("query", sql)
+    assert (code, err) == (0, "")

@@ -137,6 +137,7 @@ def test_a_session(terminal: Terminal, node: FakeNode, tmp_path: Path) -> None:
     terminal.ask("SELECT 7 AS seven;", r"\(1 row\)")
     terminal.ask("\\d comm.ops", r"seq +int64 +number of the operation")
     terminal.ask("\\all on", r"all nodes: on")
+    terminal.ask("help", r"leave, as exit")
     assert "there is no command \\nope" in terminal.ask("\\nope", r"hint: ")
     terminal.ask("\\?", r"leave, as exit")
     # Up and Enter repeat the input before the last one.

@@ -331,7 +331,7 @@ def test_a_damaged_segment_is_left_out_and_named(machine: Machine, damage: str) 
     assert machine.files.reported_damaged == [str(bad)]
     # The next query knows it already.
     table, end = answer(machine.engine, "SELECT count(*) FROM comm.ops")
-    assert table.to_pylist() == [{"count_star()": 110}]
+    assert table.to_pylist() == [{"count(*)": 110}]
     assert end.warnings == ["comm.ops: 1 damaged segment left out"]
 
 

@@ -277,12 +277,30 @@ def test_names_of_a_query_are_its_own(database: duckdb.DuckDBPyConnection, sql: 
         ("SELECT * FROM global.python.nccl_trace WHERE job = 'a' AND ts > now() - INTERVAL 5 MINUTE", "comm.ops"),
         ("SELECT * FROM view.long WHERE job = 'a' AND ts > now() - INTERVAL 5 MINUTE", "comm.ops"),
         ("SELECT * FROM view.all_of_it x WHERE x.job = 'a' AND x.ts > now() - INTERVAL 5 MINUTE", "comm.ops"),
+        ("SELECT * FROM view.minutes WHERE job = 'a' AND ts > now() - INTERVAL 5 MINUTE", "comm.ops"),
+        ("SELECT * FROM view.numbered WHERE job = 'a' AND ts > now() - INTERVAL 5 MINUTE", "comm.ops"),
+        ("SELECT * FROM view.deep WHERE job = 'a' AND ts > now() - INTERVAL 5 MINUTE", "comm.ops"),
     ],
 )
 def test_times_and_jobs_narrow_through_views(sql: str, table: str) -> None:
     views = {
         "view.long": View("view.long", "", (), "SELECT ts, job FROM python.comm_collective WHERE duration_ms > 1"),
         "view.all_of_it": View("view.all_of_it", "", (), "SELECT * FROM comm.ops"),
+        # Rows that are put together have their keys in common.
+        "view.minutes": View("view.minutes", "", (), "SELECT job, ts, count(*) AS n FROM comm.ops GROUP BY job, ts"),
+        "view.numbered": View(
+            "view.numbered",
+            "",
+            (),
+            "SELECT job, ts, seq FROM comm.ops QUALIFY row_number() OVER (PARTITION BY ts, job ORDER BY seq) = 1",
+        ),
+        "view.deep": View(
+            "view.deep",
+            "",
+            (),
+            "SELECT q.job, q.ts, q.n FROM (SELECT job, ts, sum(count(*)) OVER (PARTITION BY ts, job) AS n FROM comm.ops"
+            " GROUP BY job, ts, op) AS q WHERE q.n > 1",
+        ),
     }
     checked = check(sql, NOW_NS, views=lambda: views)
     assert checked.needs[table].times == SINCE
@@ -301,6 +319,13 @@ def test_times_and_jobs_narrow_through_views(sql: str, table: str) -> None:
         "SELECT ts FROM comm.ops QUALIFY row_number() OVER () = 1",
         "SELECT ts + INTERVAL 1 HOUR AS ts FROM comm.ops",
         "SELECT * FROM comm.ops AS o(ts)",
+        "SELECT ts, count(*) AS n FROM comm.ops GROUP BY ROLLUP (ts)",
+        "SELECT ts, count(*) AS n FROM comm.ops GROUP BY ALL",
+        "SELECT ts, rank() OVER (PARTITION BY job ORDER BY ts) AS n FROM comm.ops",
+        "SELECT ts, sum(count(*)) OVER (PARTITION BY job) AS n FROM comm.ops GROUP BY job, ts",
+        "SELECT ts, sum(seq) OVER (PARTITION BY ts), sum(seq) OVER (ORDER BY ts) FROM comm.ops",
+        "SELECT ts FROM comm.ops GROUP BY ts LIMIT 3",
+        "SELECT seq AS ts FROM comm.ops GROUP BY seq, t_call",
     ],
 )
 def test_what_is_not_certain_inside_a_view_is_not_said_there(select: str) -> None:
@@ -392,7 +417,9 @@ def test_the_page_on_probings_tables_names_each_view() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "tables-of-probing.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     kinds = {name: kind for names, kind, *_ in rows for name in re.findall(r"`([\w.]+)`", names)}
-    assert {name for name, kind in kinds.items() if kind == "view"} == {n for n in VIEWS if not n.startswith("views.")}
+    assert {name for name, kind in kinds.items() if kind == "view"} == {
+        name for name in VIEWS if not name.startswith(("views.", "diagnosis."))
+    }
     assert {name for name, kind in kinds.items() if kind == "table"} <= set(TABLES)
     for names, kind, made_of, _ in rows:
         views = [VIEWS[name] for name in re.findall(r"`([\w.]+)`", names) if kind == "view"]

@@ -17,6 +17,7 @@ from probing.federation.execution.answer import Reply
 from probing.federation.planning.catalog import api_catalog
 from probing.federation.planning.split import Plan, plan
 from probing.federation.sql.dialect import parse, to_sql
+from probing.federation.sql.headings import with_headings
 from probing.federation.sql.times import fix_times
 from probing.federation.sql.views import expand
 
@@ -137,7 +138,9 @@ class Cluster:
         return run_here(self.plan(sql), list(self.nodes), ask).table
 
     def alone(self, sql: str) -> pa.Table:
-        return self.union.sql(to_sql(fix_times(expand(parse(sql), VIEWS_HERE), NOW_NS))).to_arrow_table()
+        return self.union.sql(
+            to_sql(fix_times(expand(with_headings(parse(sql), sql), VIEWS_HERE), NOW_NS))
+        ).to_arrow_table()
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from probing.client.app import program
 from probing.client.render.rows import dump_json, plain, rows_of
 from probing.client.render.table import Field, render
 from probing.client.render.text import age, bandwidth, escape, ranks_text, size
+from probing.client.render.writers import fields_of
 from probing.client.settings import node_list, read_token
 from probing.client.wire.connection import Connection
 
@@ -43,6 +44,27 @@ def test_json_stays_json_and_is_safe(text: str) -> None:
     dumped = dump_json([{"x": text}])
     assert json.loads(dumped) == [{"x": text}]
     assert not any((ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 for c in dumped)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [
+        (pa.timestamp("ns"), 1_795_000_000_123_456_789, "2026-11-18 11:06:40.123Z"),
+        (pa.timestamp("ns"), 1_795_000_000_000_000_000, "2026-11-18 11:06:40Z"),
+        (pa.timestamp("us"), 1_795_000_000_123_456, "2026-11-18 11:06:40.123Z"),
+        (pa.timestamp("us", "UTC"), 1_795_000_000_123_456, "2026-11-18 11:06:40.123Z"),
+        (pa.timestamp("ns"), None, "-"),
+        (pa.month_day_nano_interval(), (0, 0, 8_557_761_000), "8.56 s"),
+        (pa.month_day_nano_interval(), (0, 1, 3600 * 10**9), "25h00m"),
+        (pa.month_day_nano_interval(), (0, 0, -300 * 10**9), "-5m00s"),
+        (pa.month_day_nano_interval(), (2, 0, 0), "P2MT0S"),
+        (pa.duration("us"), 1_500, "1.50 ms"),
+        (pa.month_day_nano_interval(), None, "-"),
+    ],
+)
+def test_times_and_lengths_of_an_answer_are_short_in_a_table(kind: pa.DataType, value: object, shown: str) -> None:
+    table = pa.table({"x": pa.array([value], kind)})
+    assert render(fields_of(table.schema), rows_of(table), None).splitlines()[1] == shown
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from probing.api.errors import ConfigError, UsageError
 from probing.client import zone
 from probing.client.defaults import zone_of
-from probing.client.render.text import age, clock, clock_ms, now_text, utc, when, zoned
+from probing.client.render.text import age, clock, clock_ms, moment, now_text, utc, when
 from probing.client.times import Bound, Interval, bound, interval, seconds
 from probing.diagnosis.words import duration_text, time_text
 
@@ -70,7 +70,7 @@ def test_every_length_that_a_screen_prints_is_read(ns: int) -> None:
 def test_every_instant_that_a_screen_prints_is_read(ns: int, name: str) -> None:
     zone.use(name)
     assert bound(utc(ns)).at_ns == ns
-    assert bound(zoned(utc(ns))).at_ns == ns
+    assert abs((bound(moment(utc(ns))).at_ns or 0) - ns) < 1_000_000
     assert bound(when(utc(ns))).at_ns == ns // SECOND * SECOND
     # A time of day is that of today, or of the day before.
     now = ns + 5 * SECOND
@@ -115,7 +115,7 @@ def test_an_instant_without_zone_is_one_of_the_zone_in_use() -> None:
     assert at("2026-11-28 02:10") == "2026-11-27T18:10:00.000000000Z"
     assert when("2026-11-27T18:10:00.000000000Z") == "2026-11-28 02:10:00+08:00"
     assert clock_ms("2026-11-27T18:10:00.123456789Z") == "02:10:00.123+08:00"
-    assert zoned("2026-11-27T18:10:00.123456789Z") == "2026-11-28T02:10:00.123456789+08:00"
+    assert moment("2026-11-27T18:10:00.123456789Z") == "2026-11-28 02:10:00.123+08:00"
     # What is beyond the calendar stays as it is.
     assert when("99999999999999999999") == "99999999999999999999"
 

@@ -114,7 +114,6 @@ def test_a_node_that_only_says_so_takes_no_part(made: list[Proofs]) -> None:
         (Sight(at(4), at(1), at(9)), True),
         (Sight(at(9), at(1), at(4)), True),
     ],
-    ids=str,
 )
 def test_what_a_node_says_of_itself_proves_nothing(made: list[Proofs], lie: Sight, proves: bool) -> None:
     net = Net(n2=Sight(at(2), at(1, 3), at(2)), n3=Sight(at(3), at(2), at(13)), **{"-": lie})

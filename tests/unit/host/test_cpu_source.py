@@ -28,7 +28,7 @@ from probing.daemon.host.cpu.source import CpuSource
 from probing.daemon.host.cpu.tasks import Tasks
 from probing.daemon.source import Identity
 from probing.daemon.source_state import Totals
-from tests.host_support import FakeProc
+from tests.host_support import FakeProc, group_tree
 
 START = 100 * 10_000_000
 SECOND = 1_000_000_000
@@ -82,6 +82,17 @@ def test_rows_of_a_trainer_and_its_busy_threads(tmp_path: Path, monkeypatch: pyt
         ("thread", 12, "busy"),
     ]
     assert (rows[1]["delta_total_ns"], rows[1]["delta_user_ns"]) == (190_000_000, None)
+
+
+def test_a_group_with_a_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"cpu.max": "150000 100000\n", "cpu.stat": "nr_throttled 3\nthrottled_usec 17\n"}
+    mountinfo, member = group_tree(tmp_path / "cgroup", 2, files)
+    watch = Watch(tmp_path, monkeypatch, trainer())
+    (watch.proc.root / "self" / "mountinfo").write_text(mountinfo)
+    watch.proc.process(11, user=1, cgroup=member)
+    watch.tick()
+    watch.proc.process(11, user=90, cgroup=member)
+    assert [row["cpu_quota"] for row in watch.tick() if row["scope"] == "process"] == [1.5]
 
 
 def test_a_blocked_thread_has_a_row_though_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

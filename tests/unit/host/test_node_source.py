@@ -90,7 +90,8 @@ def test_a_group_is_a_row_with_the_job_of_its_processes() -> None:
     node = Node(who(1, 0), who(2, 1), who(3, None, role="data_loader"))
     members = [member("5:/a"), member("5:/a"), None]
     node.look(found(1, processes=members, memory_groups=group(5, oom_kills=1)), "host.memory")
-    _, row = node.look(found(6, processes=members, memory_groups=group(5, oom_kills=3)), "host.memory")
+    _, row = node.look(found(6, processes=members, memory_groups=group(5, oom_kills=3, high_bytes=950)), "host.memory")
+    assert row["high_bytes"] == 950
     assert only(row, "scope", "cgroup", "job", "processes") == ("cgroup", "/a", "j", 2)
     assert only(row, "total_bytes", "used_bytes", "available_bytes", "oom_kills") == (1000, 900, 100, 2)
     # The same path again is another group.

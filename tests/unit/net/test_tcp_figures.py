@@ -117,6 +117,62 @@ def test_both_ends_here_are_no_path(world: World) -> None:
     assert world.kept.take("net.paths") == []
 
 
+V6 = socket.inet_pton(socket.AF_INET6, "::ffff:10.0.0.1")
+
+
+def ends(number: int, one: int, other: int, **more: Any) -> list[dict[str, Any]]:
+    """Both ends of a connection between two sockets (inodes) of this host, by the ports 1000 + number and 29500."""
+    here = {"peer": "10.0.0.1", "local_port": 1000 + number, "peer_port": 29500, "inode": one, "cookie": 2 * number}
+    there = {**here, "local_port": 29500, "peer_port": 1000 + number, "inode": other, "cookie": 2 * number + 1}
+    return [{**here, **more}, {**there, **more}]
+
+
+def test_the_rank_at_the_other_end(world: World) -> None:
+    third = Identity(102, 9, "j", "r", "trainer", 2)
+    world.known.who = [TRAINER, OTHER, third, Identity(103, 9, "else", "r", "trainer", 3)]
+    world.held = {100: [11, 12, 13, 14], 101: [21, 22], 102: [31], 103: [41]}
+    before = [
+        *ends(1, 11, 21, bytes_sent=1),
+        *ends(2, 12, 22, bytes_sent=1),
+        *ends(3, 13, 31, bytes_sent=1),
+        # A process of another job, and one that nobody watches.
+        *ends(4, 14, 41, bytes_sent=1),
+        *ends(5, 11, 99, bytes_sent=1),
+        # The same ports, but at another host.
+        {"inode": 11, "cookie": 77, "local_port": 1003, "peer_port": 29500, "bytes_sent": 1},
+    ]
+    world.tick(*before)
+    rows = world.tick(*({**row, "bytes_sent": 101} for row in before))
+    found = sorted((row["rank"], row["peer_address"], row["peer_rank"] or 0, row["sockets"]) for row in rows)
+    assert found == [
+        (0, "10.0.0.1", 0, 2),
+        (0, "10.0.0.1", 1, 2),
+        (0, "10.0.0.1", 2, 1),
+        (0, "10.0.0.2", 0, 1),
+        (1, "10.0.0.1", 0, 2),
+        (2, "10.0.0.1", 0, 1),
+        (3, "10.0.0.1", 0, 1),
+    ]
+    assert {row["peer_rank"] for row in rows if row["rank"] in (1, 2)} == {0}
+    assert {row["peer_rank"] for row in rows if row["rank"] == 3 or row["peer_address"] == "10.0.0.2"} == {None}
+
+
+def test_the_rank_at_the_other_end_of_ipv4_inside_ipv6(world: World) -> None:
+    world.held = {100: [11], 101: [21]}
+    one, other = ends(1, 11, 21, bytes_sent=1)
+    world.now = sockets(one, other)
+    world.now[1]["family"] = socket.AF_INET6
+    world.now[1]["local"] = world.now[1]["peer"] = np.void(V6)
+    listed = world.now.copy()
+    for sent in (1, 5):
+        world.now = listed.copy()
+        world.now["bytes_sent"] = sent
+        world.seconds += 2
+        world.clock.advance(2 * SECOND)
+        world.source.tick()
+    assert [(row["rank"], row["peer_rank"]) for row in world.kept.take("net.tcp")] == [(0, 1), (1, 0)]
+
+
 def test_a_new_connection_counts_from_its_begin_and_a_closed_one_not_at_all(world: World) -> None:
     world.held = {100: [11, 12]}
     world.tick({"inode": 11, "cookie": 1, "bytes_sent": 1 << 40})
@@ -300,10 +356,11 @@ def test_sums_of_our_own_namespace_are_read() -> None:
 
 
 def test_every_column_is_filled(world: World) -> None:
-    world.held = {100: [11]}
-    row = {"inode": 11, "cookie": 1, "rtt": 9, "min_rtt": 5, "delivery_rate": 7}
-    world.tick(row)
-    (found,) = world.tick({**row, "bytes_sent": 1})
+    world.held = {100: [11], 101: [21]}
+    known = {"rtt": 9, "min_rtt": 5, "delivery_rate": 7}
+    rows = [*ends(1, 11, 21, **known), {"inode": 11, "cookie": 9, **known}]
+    world.tick(*rows)
+    found, *_ = world.tick(*({**row, "bytes_sent": 1} for row in rows))
     assert set(found) == {column.name for column in TCP.columns}
     assert [name for name, value in found.items() if value is None] == []
     (path,) = world.kept.take("net.paths")

@@ -17,6 +17,9 @@ from probing.api.tables.user import user_table
 from probing.daemon.query.gate import check
 from probing.daemon.query.user_views import FRESH_S, MAX_BYTES, MAX_VIEWS, UserViews
 from probing.daemon.service.live import live_tables
+from probing.federation.sql.column_names import require_columns
+from probing.federation.sql.dialect import parse
+from probing.federation.sql.view_lookup import known_columns
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "views"
 NOW_NS = 1_795_000_000_000_000_000
@@ -64,6 +67,12 @@ def test_views_are_read_with_their_docs(directory: Path) -> None:
         ("files", "SELECT * FROM read_text('/etc/passwd')", "the function read_text is not allowed"),
         ("table", "SELECT * FROM comm.opps", "there is no table comm.opps"),
         ("bare", "SELECT * FROM ops", "there is no table ops"),
+        ("column", "SELECT nope FROM comm.ops", "there is no column nope"),
+        ("near", "SELECT o.ranks FROM comm.ops o", "did you mean rank?"),
+        ("condition", "SELECT rank FROM comm.ops WHERE jobs = 'j'", "there is no column jobs"),
+        ("of_another", "SELECT s.seq FROM comm.ops o JOIN train.steps s USING (pid)", "there is no column s.seq"),
+        ("of_a_view", "SELECT wait_s FROM views.op_lag", "there is no column wait_s"),
+        ("of_its_own", "SELECT nope FROM view.good", "there is no column nope"),
         ("itself", "SELECT * FROM view.itself", "it reads itself"),
         ("sizes", "SELECT repeat('x', 4000000000)", "repeat"),
         ("Upper", "SELECT 1", "a view's name is made of"),
@@ -83,6 +92,29 @@ def test_a_bad_view_says_why(directory: Path, name: str, text: str, problem: str
     # Names in a query are lower-cased.
     with pytest.raises(QueryRejected, match="cannot be used" if known == known.lower() else "there is no table"):
         check(f"SELECT * FROM view.{known}", NOW_NS, views=views.views)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT o.rank AS r, r + 1 AS more FROM comm.ops o WHERE r > 0",
+        "WITH x AS (SELECT rank AS a FROM comm.ops) SELECT a, x.a AS b FROM x",
+        "SELECT q.n FROM (SELECT count(*) AS n FROM comm.ops) AS q WHERE q.n > 1",
+        "SELECT frames[1].func AS f, f.anything FROM python.stacks",
+        "SELECT k.frames.func FROM (SELECT unnest(frames) AS frames FROM python.stacks) AS k",
+        "SELECT list_transform([1], x -> x + 1) AS l FROM comm.ops",
+        "SELECT o FROM comm.ops AS o",
+        "SELECT t.a FROM comm.ops AS t(a)",
+        "SELECT range FROM range(3)",
+        "SELECT COLUMNS('r.*') FROM comm.ops",
+        "SELECT _host, rank FROM global.comm.ops",
+        'SELECT RANK, "Rank" AS again FROM comm.ops',
+        "SELECT o.rank FROM comm.ops o WHERE EXISTS (FROM train.steps o WHERE o.step > 1)",
+        "SELECT ops.rank FROM comm.ops UNION ALL SELECT ops FROM train.steps",
+    ],
+)
+def test_a_name_that_anything_may_mean_is_no_unknown_column(text: str) -> None:
+    require_columns(parse(text), known_columns())
 
 
 def test_views_of_bad_views_are_bad(directory: Path) -> None:

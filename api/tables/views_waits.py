@@ -1,0 +1,149 @@
+"""Which rank the others wait for, by operation, hour and node; and which process a connection leads to.
+
+Of an operation that ends on all ranks together, the rank that calls last has the shortest duration; another rank waited
+for it as long as its own duration is longer. Clocks of nodes are not compared. An operation of which a rank's row is
+missing (the rank is on a node that was not asked) says nothing of who was last.
+"""
+
+from __future__ import annotations
+
+from probing.api.tables.net import SOCKETS
+from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, view
+from probing.api.tables.views_columns import chosen
+
+__all__ = ("VIEWS",)
+
+_ALONE = ", ".join(f"'{op}'" for op in ("send", "recv", "broadcast", "reduce", "gather", "scatter"))
+_JOINT = (
+    "state = 'done' AND duration_ns IS NOT NULL AND seq IS NOT NULL AND rank IS NOT NULL AND comm_size > 1"
+    f" AND op NOT IN ({_ALONE}) AND ts > now() - INTERVAL {{}}"
+)
+_KEY = "job, run, comm, seq"
+_WHOLE = "members = comm_size"
+
+
+def _operations(interval: str) -> str:
+    return (
+        f"SELECT {_KEY}, min(ts) AS began, any_value(op) AS op, any_value(comm_name) AS comm_name,"
+        " any_value(comm_size) AS comm_size, any_value(bytes) AS bytes, count(*) AS members,"
+        " arg_min(rank, duration_ns) AS last_rank, arg_min(node, duration_ns) AS last_node,"
+        " arg_max(rank, duration_ns) AS first_rank, max(duration_ns) - min(duration_ns) AS lag_ns,"
+        " CAST(sum(duration_ns) - count(*) * min(duration_ns) AS BIGINT) AS wait_ns"
+        f" FROM comm.ops WHERE {_JOINT.format(interval)} GROUP BY {_KEY}"
+    )
+
+
+def _ranks(interval: str) -> str:
+    same = f"OVER (PARTITION BY {_KEY})"
+    return (
+        f"SELECT node, {_KEY}, ts, rank, comm_size, duration_ns, count(*) {same} AS members,"
+        f" duration_ns - min(duration_ns) {same} AS wait_ns, arg_min(rank, duration_ns) {same} AS last_rank,"
+        f" arg_min(node, duration_ns) {same} AS last_node FROM comm.ops WHERE {_JOINT.format(interval)}"
+    )
+
+
+def _if_whole(column: str) -> str:
+    return f"CASE WHEN o.members = o.comm_size THEN o.{column} END"
+
+
+_JOB = Column("job", NAME, "The job of the ranks.", "o.job")
+_RUN = Column("run", NAME, "The incarnation of the job.", "o.run")
+
+OP_LAG = view(
+    "views.op_lag",
+    "Which rank called last, and how long the first one waited for it: a row for each operation of several ranks of the"
+    " last hour whose duration is known. Ask with --all-nodes: without the rows of all its ranks nobody is named.",
+    (
+        Column("node", TEXT, "Node of the rank that called last.", _if_whole("last_node")),
+        Column("ts", TIME, "When the first rank called it, UTC, by the clock of its node.", "o.began"),
+        _JOB,
+        _RUN,
+        Column("comm", NAME, "The communicator.", "o.comm"),
+        Column("comm_name", NAME, "What the framework calls it.", "o.comm_name"),
+        Column("seq", I64, "Sequence number on the communicator.", "o.seq"),
+        Column("op", NAME, "Operation, as all_reduce.", "o.op"),
+        Column("bytes", I64, "Bytes that a rank contributes.", "o.bytes"),
+        Column("comm_size", I32, "Ranks of the communicator.", "o.comm_size"),
+        Column("members", I64, "Ranks whose rows are there.", "o.members"),
+        Column("last_rank", I32, "The rank that called last; NULL where rows are missing.", _if_whole("last_rank")),
+        Column("first_rank", I32, "The rank that called first, and waited longest.", _if_whole("first_rank")),
+        Column("lag_ns", I64, "By how much the last rank was later than the first, ns.", _if_whole("lag_ns")),
+        Column("wait_ns", I64, "What all ranks together waited for the last, ns.", _if_whole("wait_ns")),
+    ),
+    f"({_operations('1 HOUR')}) AS o",
+    local=False,
+)
+
+_HOURS = (
+    "SELECT node, job, run, CAST(date_trunc('hour', ts) AS TIMESTAMP_NS) AS ts, rank, last_rank, last_node,"
+    " count(*) AS ops, CAST(sum(wait_ns) AS BIGINT) AS wait_ns"
+    f" FROM ({_ranks('24 HOUR')}) AS r WHERE {_WHOLE} AND rank <> last_rank"
+    " GROUP BY node, job, run, date_trunc('hour', ts), rank, last_rank, last_node"
+)
+
+WAITS_BY_HOUR = view(
+    "views.waits_by_hour",
+    "Who waits for whom: a row for each hour of the last 24, each rank, and each other rank that it waited for in"
+    " operations. Ask with --all-nodes: without the rows of all ranks an operation does not count.",
+    (
+        Column("node", NAME, "Node of the rank that waits.", "o.node"),
+        Column("ts", TIME, "Begin of the hour, UTC.", "o.ts"),
+        _JOB,
+        _RUN,
+        Column("rank", I32, "The rank that waits.", "o.rank"),
+        Column("waits_for", I32, "The rank that called last.", "o.last_rank"),
+        Column("waits_for_node", NAME, "Node of that rank.", "o.last_node"),
+        Column("ops", I64, "Operations in which it called last.", "o.ops"),
+        Column("wait_ns", I64, "How long the rank waited in them, ns.", "o.wait_ns"),
+    ),
+    f"({_HOURS}) AS o",
+    local=False,
+)
+
+_NODES = (
+    "SELECT job, last_node AS node, count(*) AS last_ops, CAST(sum(wait_ns) AS BIGINT) AS wait_ns,"
+    " avg(lag_ns) AS lag_ns, sum(count(*)) OVER (PARTITION BY job) AS ops"
+    f" FROM ({_operations('24 HOUR')}) AS p WHERE {_WHOLE}"
+    " GROUP BY job, last_node"
+)
+
+SLOW_NODES = view(
+    "views.slow_nodes",
+    "How long each job waited for ranks of each node in operations of the last 24 hours; a row for each job and node"
+    " that was last in any. Ask with --all-nodes: without the rows of all ranks an operation does not count.",
+    (
+        Column("node", NAME, "The node whose ranks called last.", "o.node"),
+        _JOB,
+        Column("last_ops", I64, "Operations in which a rank of the node called last.", "o.last_ops"),
+        Column("last_share", F64, "Their part of the job's operations, 0 to 1.", "o.last_ops / CAST(o.ops AS DOUBLE)"),
+        Column("lag_ns", F64, "How much later than the first rank it was in them, on average, ns.", "o.lag_ns"),
+        Column("wait_ns", I64, "What all ranks together waited for the node, ns.", "o.wait_ns"),
+    ),
+    f"({_NODES}) AS o",
+    local=False,
+)
+
+_HERE = "(s.peer_address NOT LIKE '127.%' AND s.peer_address <> '::1')"
+_OTHER_END = (
+    "s.peer_address = p.local_address AND s.peer_port = p.local_port AND s.local_address = p.peer_address"
+    f" AND s.local_port = p.peer_port AND ({_HERE} OR (s.node = p.node AND s.netns = p.netns))"
+)
+_OPEN = "(SELECT * FROM net.sockets WHERE state = 'open')"
+
+CONNECTIONS = view(
+    "views.connections",
+    "Who talks to whom: the TCP connections of watched processes as of now (live), with the process at the other end"
+    " where it is watched, too. Ask with --all-nodes for connections between nodes.",
+    (
+        *chosen(SOCKETS, "s", "node", "ts", "job", "run", "pid", "start_ns", "rank", "role"),
+        *chosen(SOCKETS, "s", "local_address", "local_port", "peer_address", "peer_port"),
+        Column("peer_node", NAME, "Node of the process at the other end; NULL where that is not watched.", "p.node"),
+        Column("peer_job", NAME, "Job of that process.", "p.job"),
+        Column("peer_pid", I32, "Process id of that process.", "p.pid"),
+        Column("peer_rank", I32, "Rank of that process.", "p.rank"),
+    ),
+    f"{_OPEN} AS s LEFT JOIN {_OPEN} AS p ON {_OTHER_END}",
+    local=False,
+)
+
+VIEWS = (OP_LAG, WAITS_BY_HOUR, SLOW_NODES, CONNECTIONS)
