@@ -80,10 +80,10 @@ def run(settings: Settings, options: Options) -> None:
         if len(found) == MOST_LINES:
             warn(f"only the last {MOST_LINES:,} lines are shown")
         if not follow:
-            write_objects(settings, found, people(found, during), found)
+            write_objects(settings, found, people(found, during, chosen), found)
             return
         for rows in followed(cluster, chosen, found):
-            sys.stdout.write("".join(dump_line(rows)) if settings.format == "jsonl" else _lines(rows))
+            sys.stdout.write("".join(dump_line(rows)) if settings.format == "jsonl" else _lines(rows, chosen))
             sys.stdout.flush()
 
 
@@ -108,17 +108,19 @@ def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator
             del seen[oldest]
 
 
-def people(found: Sequence[Row], during: Interval) -> str:
-    """Returns a line of text for each, with time, rank and stream."""
-    return _lines(found) or f"(no line was stored {during.text()})\n"
+def people(found: Sequence[Row], during: Interval, chosen: Filter) -> str:
+    """Returns a line of text for each, with time, rank, node and stream, and with the job unless one was chosen."""
+    return _lines(found, chosen) or f"(no line was stored {during.text()})\n"
 
 
-def _lines(rows: Sequence[Row]) -> str:
-    return "".join(f"{escape(_line(row))}\n" for row in rows)
+def _lines(rows: Sequence[Row], chosen: Filter) -> str:
+    return "".join(f"{escape(_line(row, of_any_job=chosen.job is None))}\n" for row in rows)
 
 
-def _line(row: Row) -> str:
-    rank = "rank ?" if row["rank"] is None else f"rank {row['rank']}"
+def _line(row: Row, *, of_any_job: bool) -> str:
+    rank = f"rank {'?' if row['rank'] is None else row['rank']} on {row['node']}"
+    if of_any_job:
+        rank = f"job {row['job'] or '?'} {rank}"
     left_out = f"  ({row['suppressed']:,} such lines before it were left out)" if row["suppressed"] else ""
     # The time of day; the other formats have the date.
     return f"{clock_ms(row['ts'])} {rank} {row['stream'] or '?'}: {row['line']}{left_out}"

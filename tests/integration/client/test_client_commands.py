@@ -715,7 +715,7 @@ def test_times_are_those_of_the_zone_in_tables_alone(
     pair: tuple[FakeNode, FakeNode], ctl: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sql = "SELECT make_timestamp_ns(1795717800123456789) AS t"
-    in_utc, there = "2026-11-26T18:30:00.123456789Z", "2026-11-27T02:30:00.123456789+08:00"
+    in_utc, there = "2026-11-26 18:30:00.123Z", "2026-11-27 02:30:00.123+08:00"
     assert ctl("query", sql)[1].splitlines()[1] == in_utc
     assert ctl("query", sql, "--tz", "Asia/Shanghai")[1].splitlines()[1] == there
     monkeypatch.setenv("PROBING_TZ", "+08:00")
@@ -723,7 +723,7 @@ def test_times_are_those_of_the_zone_in_tables_alone(
     assert ctl("query", sql, "--tz", "UTC")[1].splitlines()[1] == in_utc
     # Programs get UTC, whatever people like.
     for form in ("json", "jsonl", "csv"):
-        assert in_utc in ctl("query", sql, "-f", form)[1]
+        assert "2026-11-26T18:30:00.123456789Z" in ctl("query", sql, "-f", form)[1]
     monkeypatch.delenv("PROBING_TZ")
     file = tmp_path / "probing" / "client.toml"
     file.parent.mkdir()

@@ -88,8 +88,12 @@ def test_lines_stand_in_the_order_of_their_time(ask: Callable[..., tuple[int, st
 
 def test_lines_for_people(ask: Callable[..., tuple[int, str, str]]) -> None:
     first, second = ask()[1].splitlines()
-    assert first[12:] == "Z rank 0 stderr: host:1 [0] NCCL WARN gone\\x1b[31m"
-    assert second[12:] == "Z rank 2 stdout: CUDA out of memory  (1,200 such lines before it were left out)"
+    assert first[12:] == "Z job j1 rank 0 on alpha stderr: host:1 [0] NCCL WARN gone\\x1b[31m"
+    # One job was asked for.
+    assert ask("--job", "j1")[1].splitlines()[0][12:].startswith("Z rank 0 on alpha stderr: ")
+    assert (
+        second[12:] == "Z job j1 rank 2 on beta stdout: CUDA out of memory  (1,200 such lines before it were left out)"
+    )
     assert first[:12].count(":") == 2
 
 

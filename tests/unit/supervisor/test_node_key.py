@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,10 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def public(tmp_path: Path) -> Path:
-    (tmp_path / "public").mkdir()
-    return tmp_path / "public"
+def public() -> Iterator[Path]:
+    """A directory whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="probingd-key-") as path:
+        yield Path(path)
 
 
 def test_a_key_is_made_once_and_handed_at_each_start(state: Path, public: Path) -> None:
