@@ -120,7 +120,10 @@ def test_a_stall_is_named_once_shown_by_each_command_and_closed_with_the_job(
         lambda: any(stack["role"] == "culprit" for row in rows(daemon, port) for stack in json.loads(row["stacks"])),
         what="the stack of the rank",
     )
-    hooks = until(lambda: list(folder.glob(f"{found['finding_id']}.*")), what=lambda: f"the hook: {daemon.tail()}")
+    hooks = until(
+        lambda: [path for path in folder.glob(f"{found['finding_id']}.*") if path.stat().st_size],
+        what=lambda: f"the hook: {daemon.tail()}",
+    )
     assert json.loads(hooks[0].read_text())["sentence"] == found["sentence"]
     answer = check_commands(daemon, port, tmp_path / "facts.json")
     # A service that starts again knows the finding, and stores that it still holds.
