@@ -298,7 +298,7 @@ class DrainLoop:
 
     def _taken(self) -> None:
         if self.failure is not None:
-            _log.info("the log takes rows again")
+            _log.warning("the log takes rows again")
         self.failure, self._retry_s = None, RETRY_S
 
     def _was_refused(self, error: StoreError) -> None:
