@@ -16,6 +16,7 @@ from probing.daemon.query.gate import check
 from probing.federation.execution.answer import Reply
 from probing.federation.planning.catalog import api_catalog
 from probing.federation.planning.split import plan
+from probing.federation.sql.dialect import parse, table_name, tables_in
 
 SECOND = 10**9
 MINUTE, HOUR = 60 * SECOND, 3600 * SECOND
@@ -154,6 +155,18 @@ def together(nodes: dict[str, duckdb.DuckDBPyConnection]) -> Ask:
 def alone(nodes: dict[str, duckdb.DuckDBPyConnection]) -> Ask:
     """A SELECT at node a."""
     return lambda sql: nodes["a"].sql(check(sql, NOW_NS).sql).fetchall()
+
+
+@pytest.mark.parametrize(
+    "view", ["diagnosis.current", "views.op_lag", "views.waits_by_hour", "views.slow_nodes", "views.connections"]
+)
+def test_nodes_of_before_are_asked_for_tables_that_they_have(view: str) -> None:
+    """The asker expands its views: nodes need not know them."""
+    whole = plan(f"SELECT * FROM {view} WHERE job = 'j'", NOW_NS, api_catalog())
+    assert whole.parts
+    for part in whole.parts:
+        named = {table_name(table) for table in tables_in(parse(part.sql))}
+        assert named <= {"comm.ops", "diagnosis.findings", "net.sockets"}
 
 
 def test_who_was_last_in_each_operation(together: Ask) -> None:
