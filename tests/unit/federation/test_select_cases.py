@@ -30,6 +30,19 @@ ORDERED = (
     "(SELECT ts FROM comm.ops ORDER BY ts LIMIT 2) UNION (SELECT ts FROM comm.ops ORDER BY ts DESC LIMIT 2) ORDER BY 1",
 )
 CASES = (
+    # Conditions on what a subquery puts together: on its keys they reach the nodes, on others they must not.
+    "SELECT * FROM (SELECT op, rank, count(*) AS n FROM comm.ops GROUP BY op, rank) AS q WHERE q.op = 'send'",
+    "SELECT * FROM (SELECT op, count(*) AS n FROM comm.ops GROUP BY op) AS q WHERE q.n > 2 AND q.op <> 'send'",
+    "SELECT * FROM (SELECT op AS job, count(*) AS n FROM comm.ops GROUP BY op) AS q WHERE q.job = 'send'",
+    "SELECT * FROM (SELECT rank, op, max(ts) AS ts FROM comm.ops GROUP BY ROLLUP (rank, op)) AS q WHERE q.rank = 1",
+    "SELECT * FROM (SELECT rank, count(*) AS n FROM comm.ops GROUP BY ALL) AS q WHERE q.rank IS NULL",
+    "SELECT * FROM (SELECT op, ts, row_number() OVER (PARTITION BY op ORDER BY ts) AS n FROM comm.ops) AS q"
+    " WHERE q.op = 'send' AND q.ts < now()",
+    "SELECT * FROM (SELECT op, ts, count(*) OVER (PARTITION BY op) AS n, count(*) OVER () AS m FROM comm.ops) AS q"
+    " WHERE q.op = 'send'",
+    "SELECT * FROM (SELECT job, op, sum(count(*)) OVER (PARTITION BY job) AS n FROM comm.ops GROUP BY job, op) AS q"
+    " WHERE q.op = 'send' AND q.job IS NOT NULL",
+    "SELECT * FROM (SELECT op, ts FROM comm.ops QUALIFY ts = max(ts) OVER (PARTITION BY op)) AS q WHERE q.op = 'send'",
     # No rows, NULLs only, and groups that exist on some nodes.
     "SELECT count(*), count(rank), sum(rank), min(rank), max(rank), avg(rank) FROM comm.ops WHERE false",
     "SELECT op, count(*) FROM comm.ops WHERE false GROUP BY op",
