@@ -95,7 +95,9 @@ ELSEWHERE: dict[str, tuple[Elsewhere, ...]] = {
     "rdma.ports": (Elsewhere("tests/unit/net/test_rdma_ports.py", "InfiniBand or RoCE"),),
     "rdma.qps": (Elsewhere("tests/unit/net/test_nldev.py", "InfiniBand or RoCE"),),
 }
-METRICS_ELSEWHERE: dict[str, Elsewhere] = {}
+METRICS_ELSEWHERE = {
+    "probingd_hooks_total": Elsewhere("tests/unit/service/test_metrics_page.py", "a hook"),
+}
 NEVER: dict[str, tuple[str, ...]] = {
     "gpu.devices": ("registry_id",),
     "gpu.utilization": ("renderer_util_pct", "tiler_util_pct", "vector_util_pct"),

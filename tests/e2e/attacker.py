@@ -230,11 +230,11 @@ def pair(port: str, folder: str, rank: str) -> None:
 def many(count: str) -> None:
     """Processes that each claim to be a rank of a job of two."""
     claimed = [{"TORCHELASTIC_RUN_ID": f"s{number:03}", "WORLD_SIZE": "2"} for number in range(int(count))]
-    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
-    processes = [subprocess.Popen(sleeps, env={**os.environ, **env}) for env in claimed]
+    # They end with this process.
+    waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    kept = [subprocess.Popen(waits, env={**os.environ, **env}, stdin=subprocess.PIPE) for env in claimed]
     hold()
-    for process in processes:
-        process.kill()
+    del kept
 
 
 def _send(server: socket.socket) -> None:

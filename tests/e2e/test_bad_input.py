@@ -78,7 +78,7 @@ def test_state_directory_full(make_daemon: MakeDaemon, run_job: Callable[..., An
         )
         assert "full" in status["reason"] or "No space" in status["reason"]
         filler.unlink()
-        until(lambda: daemon.json("status")["state"] == "running", what="the daemon to heal")
+        until(lambda: daemon.json("status")["state"] == "running", what=lambda: daemon.json("status"))
         # What happened while nothing could be written is there.
         started = f"SELECT pid FROM process.events WHERE event = 'start' AND pid = {job.pid}"
         until(lambda: daemon.query(started), what="the start of the process")

@@ -114,7 +114,8 @@ def test_a_job_that_hung_until_it_was_ended_keeps_its_story(corpus: Corpus) -> N
     assert "a scheduler or a user ended it, no fault of a rank" in answer["evidence"]
     assert [stack["role"] for stack in answer["stacks"]] == ["culprit", "victim"]
     ctl, job = corpus.daemon.ctl, ("--job", ranks.job)
-    assert "FAILED FIRST" not in ctl("top", "--once").stdout
+    (shown,) = [part for part in ctl("top", "--once").stdout.split("\n\n") if f"job {ranks.job} " in part]
+    assert "FAILED FIRST" not in shown
     for command in (("stacks",), ("vars", "loss"), ("ps",), ("ranks", "check"), ("preflight",)):
         assert f"error: job {ranks.job} ended at 2" in ctl(*command, *job, check=1).stderr, command
     rows = json.loads(ctl("-f", "json", "diagnose", "--history", *job).stdout)

@@ -24,6 +24,8 @@ LIMITS_FILE = "limits"
 _MAX_FILE = 1 << 20
 # How often the time that is left is written, s: a restart costs at most so much of it.
 _WRITE_S = 60.0
+# When it is written again after it could not be, s.
+_RETRY_S = 1.0
 _BYTES, _FREE, _AGE = "store.max_bytes", "store.keep_free_bytes", "store.max_age_days"
 _TABLE_BYTES, _TABLE_AGE = "store.table_max_bytes", "store.table_max_age_days"
 # Bounds by setting, and for tables SETTING:TABLE. The larger one keeps more; a bound that is missing keeps all.
@@ -78,7 +80,8 @@ class Grace:
         }
         changed = self._want(_bounds(wanted), wanted.grace_s)
         self._unwritten_s += passed_s
-        if changed or before != set(self._waiting) or (self._waiting and self._unwritten_s >= _WRITE_S):
+        due = self._unwritten_s >= (_RETRY_S if self.problem else _WRITE_S)
+        if changed or before != set(self._waiting) or (due and (self._waiting or self.problem)):
             self._write()
         return self.without((), wanted)
 

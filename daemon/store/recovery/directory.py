@@ -17,11 +17,13 @@ from probing.daemon.store.manifest import MANIFEST, Manifest
 from probing.daemon.store.recovery.set_aside import CORRUPT_DIR, SetAside
 from probing.daemon.store.segments.paths import is_date_dir, segment_parts
 
-__all__ = ("OWN_NAMES", "Directory", "Recovered", "part_numbers", "segment_paths")
+__all__ = ("NODE_KEY", "OWN_NAMES", "Directory", "Recovered", "part_numbers", "segment_paths")
 
 # Files of the collector beside the store's, and their names while they are written.
 _OTHERS = ("changes", "flight_dumps", "limits", "nccl_layouts", "user_tables")
-OWN_NAMES = {"lock", "imports.jsonl", MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORRUPT_DIR} | {
+NODE_KEY = "node.key"
+"""The file with the key of the node, which is root's (``supervisor.node_key``)."""
+OWN_NAMES = {"lock", "imports.jsonl", NODE_KEY, MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORRUPT_DIR} | {
     f"{name}.{end}" for name in _OTHERS for end in ("json", "new")
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from probing.daemon.store.log.parts import WAL_DIR, part_number
 from probing.daemon.store.manifest import MANIFEST, LoadedManifest
-from probing.daemon.store.recovery.directory import OWN_NAMES
+from probing.daemon.store.recovery.directory import NODE_KEY, OWN_NAMES
 from probing.daemon.store.recovery.set_aside import CORRUPT_DIR
 from probing.daemon.store.segments.paths import is_date_dir, segment_parts
 from probing.daemon.store.verify.findings import Problem
@@ -30,7 +30,7 @@ def stray_files(root: Path, manifest: LoadedManifest, running: bool) -> Iterator
         except FileNotFoundError:
             continue
         name = path.relative_to(root).as_posix()
-        if reason := _wrong_rights(state, owner):
+        if reason := _wrong_rights(state, 0 if name == NODE_KEY and state.st_uid == 0 else owner):
             yield Problem(name, reason, "goes on, but the daemon may not be able to use or remove it")
             continue
         kind = None if stat.S_ISDIR(state.st_mode) else _leftover(name, manifest)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,13 @@ def test_the_daemon_s_own_health_is_shown() -> None:
     assert calls[(("method", "Status"), ("outcome", "cancelled"))] == 1
     # AND what answers with rows counts as a query
     assert found["probingd_query_duration_seconds_count", (("outcome", "failed"),)] == 1
+
+
+def test_hooks_are_counted_by_outcome_where_one_is_configured() -> None:
+    hooks = {"started": 23, "failed": 7, "lost": 5}
+    found = samples(page_text(replace(full(), hooks=hooks), RequestTimes()))
+    assert {outcome: found["probingd_hooks_total", (("outcome", outcome),)] for outcome in hooks} == hooks
+    assert not any(name.startswith("probingd_hooks") for name, _ in samples(page_text(full(), RequestTimes())))
 
 
 def test_what_was_not_read_is_absent_and_named() -> None:
