@@ -95,7 +95,7 @@ def test_without_a_gpu_and_doubles_everything_is_skipped(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("script", "why"),
-    [("exit 3", "did not tell what it has"), ("sleep 1000", "TimeoutExpired"), ("echo {", "JSONDecodeError")],
+    [("exit 3", "did not tell what it has"), ("exec sleep 1000", "TimeoutExpired"), ("echo {", "JSONDecodeError")],
 )
 def test_an_interpreter_that_does_not_answer(tmp_path: Path, script: str, why: str) -> None:
     python = tmp_path / "python"
