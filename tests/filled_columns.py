@@ -99,8 +99,10 @@ METRICS_ELSEWHERE = {
     "probingd_hooks_total": Elsewhere("tests/unit/service/test_metrics_page.py", "a hook"),
 }
 NEVER: dict[str, tuple[str, ...]] = {
+    "comm.ops": ("step",),
+    "probing.cost": ("net_bytes",),
     "gpu.devices": ("registry_id",),
     "gpu.utilization": ("renderer_util_pct", "tiler_util_pct", "vector_util_pct"),
     "probing.table_docs": ("synonyms",),
 }
-"""Columns of Probing that are NULL by definition; their descriptions begin so, or say so."""
+"""Columns of Probing or of the format on disk that are NULL by definition; their descriptions begin so, or say so."""

@@ -115,6 +115,7 @@ _OPS_COLUMNS = (
         "done, failed, or abandoned (its end was missed, as the process ended); NULL if the end cannot be seen.",
     ),
     Column("error", TEXT, "What the library reported, for state failed."),
+    Column("step", I64, "NULL: an operation is stored before its step is known; a recipe of docs/query.md joins them."),
     Column(
         "duration_ns",
         I64,

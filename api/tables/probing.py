@@ -63,6 +63,7 @@ _COST_COLUMNS = (
     Column("cpu_ns", I64, "CPU time since the last row of this process, ns."),
     Column("rss_bytes", I64, "Resident memory; NULL for probes."),
     Column("hits", I64, "Probe hits since the last row; NULL for processes."),
+    Column("net_bytes", I64, "NULL: it is not measured. The column is kept for what earlier versions stored."),
     Column("cpu_pct", F64, "CPU time as a share of one core over the interval, percent."),
 )
 

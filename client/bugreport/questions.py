@@ -117,6 +117,7 @@ QUESTIONS = (
             "cpu_ns": _NUMBER,
             "rss_bytes": _NUMBER,
             "hits": _NUMBER,
+            "net_bytes": _NUMBER,
             "cpu_pct": _NUMBER,
         },
         "probing.cost ORDER BY ts DESC LIMIT 2000",

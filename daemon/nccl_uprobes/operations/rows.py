@@ -67,6 +67,7 @@ def _ending(records: Array, pair: ClockPair) -> dict[str, pa.Array[Any]]:
         "timing_source": columns.named(timing, names.TIMINGS),
         "state": columns.named(ended, names.STATES),
         "error": _errors(records),
+        "step": pa.nulls(len(records), pa.int64()),
         "launch_ns_after": _after(records["t_launch"], call),
         "start_ns_after": _after(records["t_start"], call),
         # An exact end has one bound, stored as a difference; the view computes the others from done_hi and the width.

@@ -193,7 +193,7 @@ def test_only_what_queries_narrow_by_has_statistics() -> None:
     group = pq.read_metadata(pa.BufferReader(encode_rows("comm.ops", rows))).row_group(0)
     leaves = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     kept = {name for name, leaf in leaves.items() if leaf.statistics is not None}
-    assert kept == {"ts", "job", "pid", "rank", "comm", "seq"}
+    assert kept == {"ts", "job", "pid", "rank", "comm", "seq", "step"}
 
 
 # Jobs of a segment
