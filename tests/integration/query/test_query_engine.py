@@ -77,11 +77,11 @@ def test_a_stored_table_without_rows_has_its_columns(machine: Machine) -> None:
 def test_a_column_that_an_old_segment_lacks_is_null(machine: Machine) -> None:
     lacking = ["root", "peer", "done_lo_ns", "done_hi_ns"]
     old = pa.Table.from_batches([batch_of("comm.ops", operations(3))]).drop_columns(lacking)
-    # A column that there was once is left out.
-    old = old.append_column("step", pa.array([7, 8, 9]))
+    # A column that this version does not know is left out.
+    old = old.append_column("retired", pa.array([7, 8, 9]))
     machine.files.segment("comm.ops", old)
     assert machine.rows("SELECT count(*), count(root), count(t_done_lo) FROM comm.ops") == [(3, 0, 0)]
-    assert "step" not in answer(machine.engine, "SELECT * FROM comm.ops")[0].column_names
+    assert "retired" not in answer(machine.engine, "SELECT * FROM comm.ops")[0].column_names
     machine.files.segment("comm.ops", operations(4))
     assert machine.rows("SELECT count(*), count(peer), count(t_done_lo) FROM comm.ops") == [(7, 0, 4)]
 
