@@ -13,8 +13,8 @@ pip=$root/.build/wheel-tools/bin/python
 most_mb=60
 # With CPython 3.12 and torch come these: too large to carry.
 brought="numpy pyarrow"
-carried="annotated-doc click duckdb grpcio grpcio-health-checking grpcio-reflection linkify-it-py markdown-it-py mdit-py-plugins
-mdurl nvidia-ml-py packaging platformdirs prometheus_client prompt_toolkit protobuf Pygments PyYAML rich shellingham sqlglot
+carried="annotated-doc cffi click cryptography duckdb grpcio grpcio-health-checking grpcio-reflection linkify-it-py markdown-it-py mdit-py-plugins
+mdurl nvidia-ml-py packaging platformdirs prometheus_client prompt_toolkit protobuf pycparser Pygments PyYAML rich shellingham sqlglot
 textual typer typing_extensions wcwidth"
 
 die() {
