@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 
 from probing.api.errors import NotFound, PartialAnswer
@@ -31,9 +31,13 @@ def require_all() -> None:
         raise partial("nothing was found")
 
 
-def partial(message: str) -> PartialAnswer:
-    """Returns the error for ``message``, which says that something was not found."""
-    named = [f"{node} ({why})" for node, why in list(_silent.get()().items())[:_MOST_NAMED]]
+def partial(message: str, silent: Mapping[str, str] | None = None) -> PartialAnswer:
+    """Returns the error for ``message``, which says that something was not found.
+
+    ``silent``: the nodes that did not answer, with the reasons; None: those of the command.
+    """
+    nodes = _silent.get()() if silent is None else silent
+    named = [f"{node} ({why})" for node, why in list(nodes.items())[:_MOST_NAMED]]
     return PartialAnswer(f"{message} {_AMONG}", hint=f"missing: {'; '.join(named)}")
 
 

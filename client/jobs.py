@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from probing.api.errors import NotFound, PartialAnswer, UsageError
+from probing.api.errors import NotFound, UsageError
 from probing.api.jobs import names_owner
+from probing.client.absence import partial
 from probing.client.render.rows import rows_of
 from probing.client.render.text import when
 
 if TYPE_CHECKING:
     from probing.client.queries import Queries
 
-__all__ = ("ended_error", "has_ended", "job_named", "missing_hint", "require_live", "silent_nodes", "sql_text")
+__all__ = ("ended_error", "has_ended", "job_named", "require_live", "silent_nodes", "sql_text")
 
 _MaybeText = TypeVar("_MaybeText", str, str | None)
 # Jobs that run now, then jobs that ever ran here, or of which only findings are left.
 _JOB_TABLES = ("process.processes", "process.events", "comm.communicators", "diagnosis.findings")
 _MOST_CANDIDATES = 8
-# Most nodes without an answer that a hint names.
-_MOST_NAMED = 4
 _STATE = {
     "live": "SELECT count(*) AS processes FROM process.processes WHERE state <> 'exited' AND job = {job}",
     "ended": "SELECT max(ts) AS ended FROM process.events WHERE event = 'exit' AND job = {job}",
@@ -57,7 +56,7 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
             fitting = ", ".join(jobs[:_MOST_CANDIDATES])
             raise UsageError(f"{text} fits several jobs: {fitting}{more}", hint="give the whole name, or a run")
     if silent := silent_nodes(cluster, asked):
-        raise PartialAnswer(f"job {text} was not found on the nodes that answered", hint=missing_hint(silent))
+        raise partial(f"job {text} was not found", silent)
     raise NotFound(f"there is no job {text}", hint="`probingctl ps` lists the jobs that run now")
 
 
@@ -65,15 +64,13 @@ def _is_pid(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
 
 
-def silent_nodes(cluster: Queries, asked: int = 0) -> dict[str, str]:
-    """Returns why nodes did not answer, by node: of the outcomes from number ``asked`` on, and of failed nodes."""
+def silent_nodes(cluster: Queries, asked: int = 0, *, besides: tuple[type[Exception], ...] = ()) -> dict[str, str]:
+    """Returns why nodes did not answer, by node: of the outcomes from number ``asked`` on, and of failed nodes.
+
+    ``besides``: errors that count as answers.
+    """
     failures = [*cluster.absent, *(failed for outcome in cluster.outcomes[asked:] for failed in outcome.failed)]
-    return {failed.node or failed.address: failed.reason for failed in failures}
-
-
-def missing_hint(silent: dict[str, str]) -> str:
-    """Returns the nodes of ``silent_nodes`` as a hint."""
-    return f"missing: {'; '.join(f'{node} ({why})' for node, why in list(silent.items())[:_MOST_NAMED])}"
+    return {f.node or f.address: f.reason for f in failures if not isinstance(f.error, besides)}
 
 
 def ended_error(job: str, ended: str | None) -> NotFound:

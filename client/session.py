@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import NotFound
 from probing.client.absence import silent_of_command, unless_partial
-from probing.client.jobs import job_named, require_live, sql_text
+from probing.client.jobs import job_named, require_live, silent_nodes, sql_text
 from probing.client.render.text import escape
 from probing.client.settings import Settings
 
@@ -40,7 +40,8 @@ def opened(settings: Settings) -> Iterator[Cluster]:
         tls=Tls(*settings.tls) if settings.tls is not None else None,
         timeout=settings.timeout,
     )
-    silent_of_command(lambda: _silent(cluster))
+    # That something is not there is an answer.
+    silent_of_command(lambda: silent_nodes(cluster, besides=(NotFound,)))
     with cluster:
         try:
             yield cluster
@@ -62,12 +63,6 @@ def opened(settings: Settings) -> Iterator[Cluster]:
             name = failed["node"] or failed["address"]
             where = f" ({failed['address']})" if failed["node"] else ""
             warn(f"node {name}{where} is missing: {failed['reason']}")
-
-
-def _silent(cluster: Cluster) -> dict[str, str]:
-    failures = [*cluster.absent, *(failed for outcome in cluster.outcomes for failed in outcome.failed)]
-    # That something is not there is an answer.
-    return {f.node or f.address: f.reason for f in failures if not isinstance(f.error, NotFound)}
 
 
 def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:

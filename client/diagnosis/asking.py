@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probing.api.errors import FormatError, NotFound, PartialAnswer, QueryTimeout
+from probing.api.errors import FormatError, NotFound, QueryTimeout
+from probing.client.absence import partial
 from probing.client.diagnosis.exits import facts_of_exits
 from probing.client.diagnosis.outcome import cautious, settled, worst_first
-from probing.client.jobs import missing_hint, silent_nodes
+from probing.client.jobs import silent_nodes
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.facts_file import from_json, load
 from probing.diagnosis.ladder import Diagnosis, diagnose
@@ -50,7 +51,7 @@ def gathered(cluster: Cluster, job: str | None) -> list[Facts]:
             silent[node] = e.message
     if not parts and silent:
         what = "no training job was found" if job is None else f"job {job} was not found"
-        raise PartialAnswer(f"{what} on the nodes that answered", hint=missing_hint(silent))
+        raise partial(what, silent)
     if absent is not None:
         parts = facts_of_exits(cluster, job) if job else []
         if not parts:

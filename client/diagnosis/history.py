@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from probing.api.errors import NotFound, PartialAnswer, UsageError
+from probing.api.errors import NotFound, UsageError
+from probing.client.absence import partial
 from probing.client.diagnosis.findings import PARTS, newest_sql, ns_of, parsed, timed
 from probing.client.diagnosis.outcome import confidence_word
-from probing.client.jobs import missing_hint, silent_nodes, sql_text
+from probing.client.jobs import silent_nodes, sql_text
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import terminal_width
@@ -73,7 +74,7 @@ def show_finding(settings: Settings, cluster: Cluster, name: str, job: str | Non
         more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
         raise UsageError(f"{name} fits several findings: {', '.join(ids[:_MOST_NAMED])}{more}", hint="give all of it")
     if not ids and (silent := silent_nodes(cluster, asked)):
-        raise PartialAnswer(f"finding {name} is not on the nodes that answered", hint=missing_hint(silent))
+        raise partial(f"finding {name} is not", silent)
     if not ids:
         elsewhere = "" if cluster.many else "--all-nodes asks the other nodes, and "
         hint = f"{elsewhere}`probingctl diagnose --history` shows the ids of findings"

@@ -26,7 +26,7 @@ from probing.daemon.diagnose.lifecycle import JobFindings, LookResult
 from probing.daemon.diagnose.outbox import Outbox
 from probing.daemon.diagnose.problems import Problems, printable
 from probing.daemon.diagnose.schedule import Look, Schedule
-from probing.daemon.fairness import Turns, crowding
+from probing.daemon.fairness import Turns
 from probing.daemon.source_state import SourceState, first_of
 from probing.diagnosis.facts import Facts
 from probing.diagnosis.ladder import RULES, Rule, diagnose
@@ -309,7 +309,7 @@ class JobWatch:
         if len(self._watched) < MAX_JOBS:
             return True
         owners = Counter(one.schedule.job.owner for one in self._watched.values())
-        most = crowding(owners.elements())
+        most = owners.most_common(1)[0][0]
         # Those of the owner with most first.
         watched = sorted(self._watched.items(), key=lambda item: item[1].schedule.job.owner != most)
         dropped = [key for key, one in watched if one.schedule.over]
