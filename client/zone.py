@@ -45,7 +45,7 @@ def wall(seconds: float) -> datetime:
 
 
 def aware(moment: datetime) -> datetime:
-    """Returns a time without zone as one of the zone in use."""
+    """Returns a time without a zone as a time of the zone in use."""
     if moment.tzinfo is not None:
         return moment
     return moment.astimezone() if _Zone.now is None else moment.replace(tzinfo=_Zone.now)

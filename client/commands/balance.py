@@ -215,7 +215,7 @@ def _object(job: str, run: str, found: Balance) -> Row:
 
 
 def _said(sentence: str) -> str:
-    """Returns a sentence; one that finds nothing says so of the nodes that answered."""
+    """Returns a sentence; "work is even" is said of the nodes that answered."""
     return claim(sentence) if sentence.startswith(EVEN) else sentence
 
 

@@ -108,7 +108,7 @@ def _require_answer(cluster: Cluster, settings: Settings) -> None:
 
 
 def _job(cluster: Cluster, text: str | None) -> str | None:
-    """Returns the job that --job names. Raises NotFound for one that ended before what the screen shows."""
+    """Returns the job that --job names. Raises NotFound where the job ended before the time that the screen shows."""
     job = job_named(cluster, text)
     if job is not None and not recent(ended(cluster, _where(job), _SHOWN_ENDED)):
         require_live(cluster, job)

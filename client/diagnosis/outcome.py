@@ -105,7 +105,7 @@ def missing_text(missing: Missing) -> str:
 
 
 def healthy_sentence(diagnosis: Diagnosis) -> str:
-    """Returns such as ``job X: nothing is wrong: 8 ranks, step 812, last operation 200 ms ago``; or cannot tell."""
+    """Returns the state of a job, as ``job X: nothing is wrong: 8 ranks, step 812``, or that it cannot be told."""
     facts = diagnosis.facts
     unknown = f"job {facts.job}: cannot tell whether something is wrong"
     gaps = unread(facts, diagnosis.missing)

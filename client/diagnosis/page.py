@@ -108,7 +108,7 @@ def _ends(finding: Finding) -> str:
 
 
 def _victims(finding: Finding, facts: Facts) -> list[str]:
-    """Returns a line for the victims that wait, and one for those that have ended."""
+    """Returns a line for the victims that wait, and a line for the victims that have ended."""
     dead = {rank.rank for rank in facts.ranks if rank.exit is not None}
     waiting = [rank for rank in finding.victims if rank not in dead]
     ended = [rank for rank in finding.victims if rank in dead]

@@ -107,7 +107,7 @@ def _undecided(diagnosis: Diagnosis) -> bool:
 
 
 def _open_at_end(facts: Facts, row: Row) -> bool:
-    """Whether a finding was not over when the first rank of the job ended. Of the end itself the facts tell."""
+    """Whether a finding was open when the first rank of the job ended. The end itself is in the facts."""
     first = min(rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None)
     opened, closed = ns_of(row["opened"]), ns_of(row["closed"])
     if opened is None or (closed is not None and closed < first):

@@ -125,8 +125,7 @@ class Table:
             yield mark, self._own if name == self._own.record.name else self.entries[name].update
 
     def _make_room(self, proof: Proof) -> bool:
-        """Forgets a node that failed, first of all those that have never proven themselves, and for one that has also
-        one that has not."""
+        """Forgets a failed node, first one without a proof; for a new node with a proof also a living node without."""
         # Without a look at all where none has failed, as invented names may come by hundreds.
         gone = self.live < len(self.entries)
         failed = [e for e in self.entries.values() if e.update.claim is Claim.FAILED] if gone else []

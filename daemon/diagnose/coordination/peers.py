@@ -78,7 +78,7 @@ class Peers(Protocol):
 
 
 def plain_address(text: str | None) -> str:
-    """Returns an address in one form; empty for one that does not tell nodes apart: of loopback, or of a link."""
+    """Returns the usual form of an address; empty for loopback and link-local addresses, which many nodes have."""
     try:
         address = ipaddress.ip_address((text or "").strip("[]").partition("%")[0])
     except ValueError:
