@@ -54,6 +54,7 @@ class Scene:
     def __init__(self, make_daemon: Callable[..., Daemon], base: Path) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.page: Samples = {}
+        self.in_flight: set[str] = set()
         (base / "nvml").mkdir(mode=0o755)
         self.gpus = NvmlDouble(build_nvml(base / "nvml"), recorded(2))
         self.kernel_log = base / "kmsg"
@@ -150,6 +151,8 @@ def scene(
     os.kill(ranks[0]["pid"], signal.SIGSTOP)
     found = "SELECT 1 AS x FROM diagnosis.findings WHERE ends IS NOT NULL LIMIT 1"
     until(lambda: daemon.query(found), what=lambda: f"the finding: {daemon.tail()}")
+    # What its peers have in flight is only seen while they wait.
+    made.in_flight = made.filled()["comm.inflight"]
     os.kill(ranks[0]["pid"], signal.SIGCONT)
     return made
 
@@ -180,6 +183,7 @@ def _use_nccl(job: Job, daemon: Daemon) -> None:
 def test_each_column_is_filled_and_each_metric_shown(scene: Scene) -> None:
     def missing() -> dict[str, list[str]]:
         have = scene.filled()
+        have["comm.inflight"] |= scene.in_flight
         left = {
             name: sorted({c.name for c in table.columns} - have[name] - _excused(name))
             for name, table in TABLES.items()
