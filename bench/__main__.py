@@ -9,10 +9,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ALL = (
     *("ring_to_log", "overload", "start_to_first_event", "at_rest", "cost_to_job"),
-    *("stacks_on_demand", "sampling", "target_gaps", "diagnose"),
-    *("gloo_hits", "nccl_hits", "nccl_ingest", "late_library"),
-    *("query_beside_duckdb", "client_start", "network", "membership"),
-    *("segment_sizes", "elf_readers", "polling", "identity", "node_identity", "fanout"),
+    *("stacks_on_demand", "sampling", "diagnose", "gloo_hits", "nccl_hits", "nccl_ingest"),
+    *("query_beside_duckdb", "client_start", "membership", "fanout"),
 )
 
 

@@ -1,7 +1,7 @@
 """Reads ELF files and DWARF in the parser, with bounds on time and memory.
 
-pyelftools is too slow for it; tests compare with it. ``python -m bench elf_readers`` measures both: CPU s, and peak
-resident MiB with Python and the imported modules.
+pyelftools is too slow for it; tests compare with it. CPU s, and peak resident MiB with Python and the
+imported modules (docs/benchmarks.md):
 
 | question | ours | pyelftools 0.33 | limit |
 |---|---|---|---|
