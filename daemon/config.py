@@ -1,7 +1,7 @@
 """The configuration: /etc/probingd/probingd.toml, overridden by the command line, the same in every process.
 
-Each option is a field of the classes here. The keys of the file, the command line (``--store.max_bytes=N``), the
-help and the check of docs/config.md come from them.
+Each option is a field of the classes here, with its text and bounds in the annotation. The keys of the file, the
+command line (``--store.max_bytes=N``), the help and the check of docs/config.md come from them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 import socket as _socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from probing.api.errors import ConfigError
 from probing.daemon import toml
@@ -64,229 +64,239 @@ _COLLECTED = frozenset(("cuda", "gpu", "host", "logs", "nccl", "net", "sampling"
 MAX_ENTRIES = 1 << 16
 # As many as a process is read for at once (values.names.MAX_NAMES).
 MAX_WATCHED = 64
-_T = TypeVar("_T")
 
 
 class Option(NamedTuple):
-    """An option with its default and bounds; those of a list are of its length. ``hidden``: its value may hold a
-    secret, and is not shown to readers."""
+    """What the annotation of a field says of an option, and its default.
 
-    default: Any
+    ``least`` and ``most``: its bounds, those of a list are of its length. ``hidden``: its value may hold a secret, and
+    is not shown to readers.
+    """
+
     doc: str
     least: float | None = None
     most: float = 2.0**62
     hidden: bool = False
+    default: Any = None
 
 
-# The options of the class whose body runs now.
-_made: list[Option] = []
-# By class and field.
-_options: dict[type[Any], dict[str, Option]] = {}
-
-
-def _option(default: _T, doc: str, least: float | None = None, most: float = 2.0**62, *, hidden: bool = False) -> _T:
-    _made.append(Option(default, doc, least, most, hidden))
-    return default
-
-
-def _section(cls: type[_T]) -> type[_T]:
-    """Registers the options of a class: they are its first fields."""
-    _options[cls] = dict(zip(cls.__annotations__, _made, strict=False))
-    _made.clear()
-    return cls
-
-
-@_section
 class UsersConfig(NamedTuple):
     """The users of the processes: names, or numbers, which need no existing user."""
 
-    collector: str = _option("probing", "user of the collector and the readers")
-    service: str = _option("probing-service", "user of the gRPC service")
-    worker: str = _option("probing-worker", "user of SQL workers, parsers and the store's maintenance")
-    group: str = _option("probing", "group that may talk to the socket and read the segments")
+    collector: Annotated[str, Option("user of the collector and the readers")] = "probing"
+    service: Annotated[str, Option("user of the gRPC service")] = "probing-service"
+    worker: Annotated[str, Option("user of SQL workers, parsers and the store's maintenance")] = "probing-worker"
+    group: Annotated[str, Option("group that may talk to the socket and read the segments")] = "probing"
 
 
-@_section
 class TlsConfig(NamedTuple):
-    cert: str = _option("", "file with the certificate chain of listen and http, as PEM; empty: no TLS")
-    key: str = _option("", "file with its key; the service's user has to be able to read it, and nobody else")
-    client_ca: str = _option("", "file with authorities of clients: each connection then needs a certificate")
-    peer_ca: str = _option("", "file with authorities of other nodes: such a certificate gives the scope peer")
+    cert: Annotated[str, Option("file with the certificate chain of listen and http, as PEM; empty: no TLS")] = ""
+    key: Annotated[str, Option("file with its key; the service's user has to be able to read it, and nobody else")] = ""
+    client_ca: Annotated[str, Option("file with authorities of clients: each connection then needs a certificate")] = ""
+    peer_ca: Annotated[str, Option("file with authorities of other nodes: such a certificate gives the scope peer")] = (
+        ""
+    )
 
 
-@_section
 class StoreConfig(NamedTuple):
-    max_bytes: int = _option(10 << 30, "bytes that the state directory may take", 16 << 20)
-    keep_free_bytes: int = _option(
-        -1, "bytes to leave free on its file system; -1: 1 GiB, or a tenth of it where that is less", -1
-    )
-    max_age_days: float = _option(7.0, "days to keep rows", LEAST_DAYS)
-    grace_s: float = _option(
-        600.0, "seconds after which a new, stricter limit deletes rows; until then it can be taken back", 0, 86400
-    )
-    sync_interval_s: float = _option(1.0, "seconds of rows that a power cut may cost", 0.01)
-    part_bytes: int = _option(8 << 20, "size at which a part of the log is sealed into segments", 1 << 16)
-    segment_bytes: int = _option(64 << 20, "size up to which segments of a table and day are merged", 1 << 16)
-    table_max_bytes: tuple[str, ...] = _option((), "most bytes of single tables, as python.samples=2000000000")
-    table_max_age_days: tuple[str, ...] = _option((), "days to keep rows of single tables, as python.samples=1.5")
+    max_bytes: Annotated[int, Option("bytes that the state directory may take", 16 << 20)] = 10 << 30
+    keep_free_bytes: Annotated[
+        int, Option("bytes to leave free on its file system; -1: 1 GiB, or a tenth of it where that is less", -1)
+    ] = -1
+    max_age_days: Annotated[float, Option("days to keep rows", LEAST_DAYS)] = 7.0
+    grace_s: Annotated[
+        float,
+        Option("seconds after which a new, stricter limit deletes rows; until then it can be taken back", 0, 86400),
+    ] = 600.0
+    sync_interval_s: Annotated[float, Option("seconds of rows that a power cut may cost", 0.01)] = 1.0
+    part_bytes: Annotated[int, Option("size at which a part of the log is sealed into segments", 1 << 16)] = 8 << 20
+    segment_bytes: Annotated[int, Option("size up to which segments of a table and day are merged", 1 << 16)] = 64 << 20
+    table_max_bytes: Annotated[
+        tuple[str, ...], Option("most bytes of single tables, as python.samples=2000000000")
+    ] = ()
+    table_max_age_days: Annotated[
+        tuple[str, ...], Option("days to keep rows of single tables, as python.samples=1.5")
+    ] = ()
 
 
-@_section
 class QueryConfig(NamedTuple):
-    timeout_s: float = _option(30.0, "deadline of a query that names none, and of those that are not streamed", 0.1)
-    unread_s: float = _option(300.0, "seconds that an answer waits for a client that takes no rows", 0.1)
-    memory_bytes: int = _option(1 << 30, "memory of one SQL worker", 64 << 20)
-    workers: int = _option(1, "SQL workers kept warm; more start when queries overlap", 1)
-    views_dir: str = _option("/etc/probingd/views.d", "directory of views that users write; NAME.sql with one SELECT")
+    timeout_s: Annotated[
+        float, Option("deadline of a query that names none, and of those that are not streamed", 0.1)
+    ] = 30.0
+    unread_s: Annotated[float, Option("seconds that an answer waits for a client that takes no rows", 0.1)] = 300.0
+    memory_bytes: Annotated[int, Option("memory of one SQL worker", 64 << 20)] = 1 << 30
+    workers: Annotated[int, Option("SQL workers kept warm; more start when queries overlap", 1)] = 1
+    views_dir: Annotated[str, Option("directory of views that users write; NAME.sql with one SELECT")] = (
+        "/etc/probingd/views.d"
+    )
 
 
-@_section
 class ClusterConfig(NamedTuple):
-    seeds: tuple[str, ...] = _option(
-        (), "nodes to begin with, as HOST:PORT, dns:NAME:PORT for all addresses of a name, or unix:PATH"
-    )
-    advertise: str = _option("", "HOST:PORT at which others reach this node; empty: listen, with the host name for all")
-    allow: tuple[str, ...] = _option(
-        (),
-        "networks to connect to where other nodes name an address, as 10.0.0.0/8; empty: those of the seeds and of the "
-        "interfaces of this machine",
-    )
-    labels: tuple[str, ...] = _option((), "what groups nodes, as rack=r7; `--where` chooses by it")
-    heartbeat_s: float = _option(1.0, "seconds between two pings of a watched node", 0.05, 60)
-    suspect_s: float = _option(2.0, "seconds without an answer after which a node is suspect", 0.1, 600)
-    failed_s: float = _option(5.0, "seconds without an answer after which it has failed", 0.2, 3600)
-    trust_claims: bool = _option(
-        False, "let every node that says so take part in the diagnosis of a job, also where no connection shows it"
-    )
-    bandwidth_test_bytes: int = _option(
-        0, "most bytes that `preflight --bandwidth` sends to a peer, and that one may send here; 0: none", 0, 1 << 32
-    )
-
-
-@_section
-class ProbesConfig(NamedTuple):
-    bpffs: str = _option("/sys/fs/bpf/probingd", "directory of the pins, on a BPF file system")
-    force_fallback: bool = _option(False, "attach by perf events even where the kernel has uprobe_multi")
-    hit_budget: int = _option(50_000, "hits of a probe that a process may make a second and CPU; more are refused", 1)
-    ring_bytes: int = _option(16 << 20, "bytes of the ring of collectives, 300 an operation; a power of two", 1 << 16)
-    recordings: str = _option("", "directory for recordings of what the rings held; empty: none are made")
-    fuse: bool = _option(False, "probe libraries on FUSE too: a server of one that hangs can stop all forks")
-    user_dir: str = _option("/etc/probingd/probes.d", "directory of probes that users write; NAME.toml with NAME.c")
-
-
-@_section
-class SamplingConfig(NamedTuple):
-    hz: int = _option(19, "samples of Python stacks a second and CPU; 0: none", 0, 999)
-    off_cpu: bool = _option(True, "sample also the time in which threads are off the CPU")
-    ring_bytes: int = _option(0, "bytes of the ring of samples, 2 KB each, a power of two; 0: by the number of CPUs", 0)
-    risk_freeze: bool = _option(False, "sample also on kernels that are known to freeze from it")
-
-
-@_section
-class VariablesConfig(NamedTuple):
-    watch: tuple[str, ...] = _option(
-        (), "variables of trainers to be read and stored, as dotted names; at most 64", most=MAX_WATCHED
-    )
-    interval_s: float = _option(1.0, "seconds between two readings of the watched variables", 0.1)
-
-
-@_section
-class HostConfig(NamedTuple):
-    cpu_interval_s: float = _option(1.0, "seconds between two rows of the CPU of a process", 0.1)
-    memory_interval_s: float = _option(10.0, "seconds between two rows of the memory of a process", 0.1)
-    node_interval_s: float = _option(5.0, "seconds between two rows of memory, disks and pressure of the node", 0.1)
-    kernel_log: str = _option("/dev/kmsg", "the kernel's log; empty: it is not read")
-
-
-@_section
-class NetConfig(NamedTuple):
-    interval_s: float = _option(5.0, "seconds between two rows of a network interface or RDMA port", 0.1)
-    tcp: bool = _option(True, "store retransmits and round trips of the TCP connections of watched processes")
-    tcp_interval_s: float = _option(5.0, "seconds between two rows of the connections of a process", 0.1)
-    sysfs: str = _option("", "where sysfs is, for RDMA ports; empty: as the first process of the node sees it")
-
-
-@_section
-class GpuConfig(NamedTuple):
-    enabled: bool = _option(True, "read GPUs by NVIDIA's driver, in a process of its own")
-    interval_s: float = _option(1.0, "seconds between two readings of the GPUs", 0.1)
-    links_interval_s: float = _option(10.0, "seconds between two rows of an NVLink or PCIe link", 1)
-    call_timeout_s: float = _option(5.0, "seconds after which a call into the driver counts as hung", 0.1)
-    library: str = _option("", "path of libnvidia-ml.so.1; empty: as the loader finds it")
-    sysfs: str = _option("/sys", "where sysfs is, for PCI devices and NICs")
-
-
-@_section
-class CudaConfig(NamedTuple):
-    syncs: bool = _option(True, "store calls in which threads wait for the GPU")
-    memory: bool = _option(True, "store the allocations of GPU memory, by stack and size")
-    memory_interval_s: float = _option(10.0, "seconds between two rows of an allocating stack", 1)
-    launches: bool = _option(False, "count the launches of kernels, a microsecond each to the job")
-
-
-@_section
-class NcclConfig(NamedTuple):
-    ras: bool = _option(True, "ask NCCL's own RAS what it knows of the ranks")
-    ras_port: int = _option(28028, "port that NCCL's RAS listens on", 1, 65535)
-    ras_interval_s: float = _option(60.0, "seconds between two questions to RAS", 1)
-    flight_recorder: bool = _option(True, "read the dumps of PyTorch's flight recorder that jobs write")
-
-
-@_section
-class LogsConfig(NamedTuple):
-    enabled: bool = _option(False, "store lines that trainers write to stdout and stderr, where they match")
-    patterns: tuple[str, ...] = _option(
-        (
-            "NCCL WARN",
-            "unhandled system error",
-            "unhandled cuda error",
-            "Traceback (most recent call last)",
-            "out of memory",
-            "CUDA error",
-            "Error:",
-            "Exception",
-            "KeyboardInterrupt",
-            "Watchdog caught collective operation timeout",
+    seeds: Annotated[
+        tuple[str, ...],
+        Option("nodes to begin with, as HOST:PORT, dns:NAME:PORT for all addresses of a name, or unix:PATH"),
+    ] = ()
+    advertise: Annotated[
+        str, Option("HOST:PORT at which others reach this node; empty: listen, with the host name for all")
+    ] = ""
+    allow: Annotated[
+        tuple[str, ...],
+        Option(
+            "networks to connect to where other nodes name an address, as 10.0.0.0/8; empty: those of the seeds and of "
+            "the interfaces of this machine"
         ),
-        "texts that a line has to contain to be stored",
+    ] = ()
+    labels: Annotated[tuple[str, ...], Option("what groups nodes, as rack=r7; `--where` chooses by it")] = ()
+    heartbeat_s: Annotated[float, Option("seconds between two pings of a watched node", 0.05, 60)] = 1.0
+    suspect_s: Annotated[float, Option("seconds without an answer after which a node is suspect", 0.1, 600)] = 2.0
+    failed_s: Annotated[float, Option("seconds without an answer after which it has failed", 0.2, 3600)] = 5.0
+    trust_claims: Annotated[
+        bool,
+        Option("let every node that says so take part in the diagnosis of a job, also where no connection shows it"),
+    ] = False
+    bandwidth_test_bytes: Annotated[
+        int,
+        Option(
+            "most bytes that `preflight --bandwidth` sends to a peer, and that one may send here; 0: none", 0, 1 << 32
+        ),
+    ] = 0
+
+
+class ProbesConfig(NamedTuple):
+    bpffs: Annotated[str, Option("directory of the pins, on a BPF file system")] = "/sys/fs/bpf/probingd"
+    force_fallback: Annotated[bool, Option("attach by perf events even where the kernel has uprobe_multi")] = False
+    hit_budget: Annotated[
+        int, Option("hits of a probe that a process may make a second and CPU; more are refused", 1)
+    ] = 50_000
+    ring_bytes: Annotated[
+        int, Option("bytes of the ring of collectives, 300 an operation; a power of two", 1 << 16)
+    ] = 16 << 20
+    recordings: Annotated[str, Option("directory for recordings of what the rings held; empty: none are made")] = ""
+    fuse: Annotated[bool, Option("probe libraries on FUSE too: a server of one that hangs can stop all forks")] = False
+    user_dir: Annotated[str, Option("directory of probes that users write; NAME.toml with NAME.c")] = (
+        "/etc/probingd/probes.d"
     )
-    lines_per_s: int = _option(20, "lines a second and process that are stored at most", 1)
-    line_bytes: int = _option(512, "bytes of a line that are stored at most", 64, 4096)
 
 
-@_section
+class SamplingConfig(NamedTuple):
+    hz: Annotated[int, Option("samples of Python stacks a second and CPU; 0: none", 0, 999)] = 19
+    off_cpu: Annotated[bool, Option("sample also the time in which threads are off the CPU")] = True
+    ring_bytes: Annotated[
+        int, Option("bytes of the ring of samples, 2 KB each, a power of two; 0: by the number of CPUs", 0)
+    ] = 0
+    risk_freeze: Annotated[bool, Option("sample also on kernels that are known to freeze from it")] = False
+
+
+class VariablesConfig(NamedTuple):
+    watch: Annotated[
+        tuple[str, ...],
+        Option("variables of trainers to be read and stored, as dotted names; at most 64", most=MAX_WATCHED),
+    ] = ()
+    interval_s: Annotated[float, Option("seconds between two readings of the watched variables", 0.1)] = 1.0
+
+
+class HostConfig(NamedTuple):
+    cpu_interval_s: Annotated[float, Option("seconds between two rows of the CPU of a process", 0.1)] = 1.0
+    memory_interval_s: Annotated[float, Option("seconds between two rows of the memory of a process", 0.1)] = 10.0
+    node_interval_s: Annotated[
+        float, Option("seconds between two rows of memory, disks and pressure of the node", 0.1)
+    ] = 5.0
+    kernel_log: Annotated[str, Option("the kernel's log; empty: it is not read")] = "/dev/kmsg"
+
+
+class NetConfig(NamedTuple):
+    interval_s: Annotated[float, Option("seconds between two rows of a network interface or RDMA port", 0.1)] = 5.0
+    tcp: Annotated[bool, Option("store retransmits and round trips of the TCP connections of watched processes")] = True
+    tcp_interval_s: Annotated[float, Option("seconds between two rows of the connections of a process", 0.1)] = 5.0
+    sysfs: Annotated[str, Option("where sysfs is, for RDMA ports; empty: as the first process of the node sees it")] = (
+        ""
+    )
+
+
+class GpuConfig(NamedTuple):
+    enabled: Annotated[bool, Option("read GPUs by NVIDIA's driver, in a process of its own")] = True
+    interval_s: Annotated[float, Option("seconds between two readings of the GPUs", 0.1)] = 1.0
+    links_interval_s: Annotated[float, Option("seconds between two rows of an NVLink or PCIe link", 1)] = 10.0
+    call_timeout_s: Annotated[float, Option("seconds after which a call into the driver counts as hung", 0.1)] = 5.0
+    library: Annotated[str, Option("path of libnvidia-ml.so.1; empty: as the loader finds it")] = ""
+    sysfs: Annotated[str, Option("where sysfs is, for PCI devices and NICs")] = "/sys"
+
+
+class CudaConfig(NamedTuple):
+    syncs: Annotated[bool, Option("store calls in which threads wait for the GPU")] = True
+    memory: Annotated[bool, Option("store the allocations of GPU memory, by stack and size")] = True
+    memory_interval_s: Annotated[float, Option("seconds between two rows of an allocating stack", 1)] = 10.0
+    launches: Annotated[bool, Option("count the launches of kernels, a microsecond each to the job")] = False
+
+
+class NcclConfig(NamedTuple):
+    ras: Annotated[bool, Option("ask NCCL's own RAS what it knows of the ranks")] = True
+    ras_port: Annotated[int, Option("port that NCCL's RAS listens on", 1, 65535)] = 28028
+    ras_interval_s: Annotated[float, Option("seconds between two questions to RAS", 1)] = 60.0
+    flight_recorder: Annotated[bool, Option("read the dumps of PyTorch's flight recorder that jobs write")] = True
+
+
+class LogsConfig(NamedTuple):
+    enabled: Annotated[bool, Option("store lines that trainers write to stdout and stderr, where they match")] = False
+    patterns: Annotated[tuple[str, ...], Option("texts that a line has to contain to be stored")] = (
+        "NCCL WARN",
+        "unhandled system error",
+        "unhandled cuda error",
+        "Traceback (most recent call last)",
+        "out of memory",
+        "CUDA error",
+        "Error:",
+        "Exception",
+        "KeyboardInterrupt",
+        "Watchdog caught collective operation timeout",
+    )
+    lines_per_s: Annotated[int, Option("lines a second and process that are stored at most", 1)] = 20
+    line_bytes: Annotated[int, Option("bytes of a line that are stored at most", 64, 4096)] = 512
+
+
 class DiagnoseConfig(NamedTuple):
-    enabled: bool = _option(True, "look all the time for what is wrong with jobs, and store it in diagnosis.findings")
-    stall_s: float = _option(10.0, "seconds without progress after which a job counts as stalled", 0.5, 3600)
-    review_s: float = _option(60.0, "seconds to the first review of a job that advances; the next are rarer", 1, 86400)
-    hook: str = _option(
-        "", "command that each new finding starts, with the finding as JSON on stdin; no shell", hidden=True
-    )
-    webhook: str = _option(
-        "", "URL to which each new finding is posted as JSON; the list of processes shows it", hidden=True
-    )
-    hook_timeout_s: float = _option(10.0, "seconds after which the command is killed or the post given up", 0.1, 600)
+    enabled: Annotated[
+        bool, Option("look all the time for what is wrong with jobs, and store it in diagnosis.findings")
+    ] = True
+    stall_s: Annotated[float, Option("seconds without progress after which a job counts as stalled", 0.5, 3600)] = 10.0
+    review_s: Annotated[
+        float, Option("seconds to the first review of a job that advances; the next are rarer", 1, 86400)
+    ] = 60.0
+    hook: Annotated[
+        str, Option("command that each new finding starts, with the finding as JSON on stdin; no shell", hidden=True)
+    ] = ""
+    webhook: Annotated[
+        str, Option("URL to which each new finding is posted as JSON; the list of processes shows it", hidden=True)
+    ] = ""
+    hook_timeout_s: Annotated[
+        float, Option("seconds after which the command is killed or the post given up", 0.1, 600)
+    ] = 10.0
 
 
-@_section
 class Config(NamedTuple):
     """All options. ``Config.load`` and ``Config.from_args`` check every value and raise ConfigError."""
 
-    node_name: str = _option("", "name of this node in every row; empty: the host name")
-    instance: str = _option("default", "keeps the pins of several daemons on one machine apart")
-    state_dir: str = _option("/var/lib/probingd", "log and segments")
-    socket: str = _option("/run/probingd/probingd.sock", "Unix socket that probingctl talks to")
-    runtime_dir: str = _option("", "the daemon's own sockets; empty: the path of the socket with .d")
-    cgroup: str = _option("", "watch only processes of this control group, a path below the mount; empty: all")
-    hang_s: float = _option(30.0, "seconds after which an own process that stands still is replaced; 0: never", 0)
-    listen: str = _option("", "HOST:PORT to listen on as well; empty: no TCP")
-    flight: bool = _option(False, "answer Arrow Flight SQL as well, on the socket and listen")
-    http: str = _option("", "HOST:PORT to answer /metrics and /healthz on, by HTTP; empty: none")
-    token_file: str = _option("", "file with the token that TCP wants; the service's user has to be able to read it")
-    insecure: bool = _option(False, "allow TCP without a token, and off loopback without TLS")
-    calls_per_s: float = _option(
-        200.0, "calls a second that an address may make over TCP with one token; more are refused", 0.1
+    node_name: Annotated[str, Option("name of this node in every row; empty: the host name")] = ""
+    instance: Annotated[str, Option("keeps the pins of several daemons on one machine apart")] = "default"
+    state_dir: Annotated[str, Option("log and segments")] = "/var/lib/probingd"
+    socket: Annotated[str, Option("Unix socket that probingctl talks to")] = "/run/probingd/probingd.sock"
+    runtime_dir: Annotated[str, Option("the daemon's own sockets; empty: the path of the socket with .d")] = ""
+    cgroup: Annotated[str, Option("watch only processes of this control group, a path below the mount; empty: all")] = (
+        ""
     )
+    hang_s: Annotated[
+        float, Option("seconds after which an own process that stands still is replaced; 0: never", 0)
+    ] = 30.0
+    listen: Annotated[str, Option("HOST:PORT to listen on as well; empty: no TCP")] = ""
+    flight: Annotated[bool, Option("answer Arrow Flight SQL as well, on the socket and listen")] = False
+    http: Annotated[str, Option("HOST:PORT to answer /metrics and /healthz on, by HTTP; empty: none")] = ""
+    token_file: Annotated[
+        str, Option("file with the token that TCP wants; the service's user has to be able to read it")
+    ] = ""
+    insecure: Annotated[bool, Option("allow TCP without a token, and off loopback without TLS")] = False
+    calls_per_s: Annotated[
+        float, Option("calls a second that an address may make over TCP with one token; more are refused", 0.1)
+    ] = 200.0
     tls: TlsConfig = TlsConfig()
     users: UsersConfig = UsersConfig()
     store: StoreConfig = StoreConfig()
@@ -355,13 +365,20 @@ class Config(NamedTuple):
 
 def options() -> Iterator[tuple[str, Option]]:
     """Yields (dotted key, option)."""
-    yield from _options[Config].items()
-    for name, section in Config._field_defaults.items():
-        if name not in _options[Config]:
-            yield from ((f"{name}.{inner}", option) for inner, option in _options[type(section)].items())
+    yield from _OPTIONS.items()
 
 
-_OPTIONS = dict(options())
+def _options_of(section: type[Any], prefix: str = "") -> Iterator[tuple[str, Option]]:
+    """Yields the options of a class by their keys: its own, and those of the sections in it."""
+    for name, kind in get_type_hints(section, include_extras=True).items():
+        if hasattr(kind, "_fields"):
+            yield from _options_of(kind, f"{name}.")
+        else:
+            (option,) = kind.__metadata__
+            yield f"{prefix}{name}", option._replace(default=section._field_defaults[name])
+
+
+_OPTIONS = dict(_options_of(Config))
 
 
 def checked_text(key: str, text: str) -> Any:
