@@ -1,4 +1,4 @@
-"""The errors of probingd, one tree. Each says what happened, and as ``hint`` what to do.
+"""The errors of probingd, one tree. Each says what happened; ``hint`` is for people, ``code`` for programs.
 
 ::
 
@@ -35,6 +35,11 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = (
+    "BROKEN",
+    "LATE",
+    "TOO_LARGE",
+    "UNKNOWN_CALL",
+    "WORKER_ENDED",
     "AttachError",
     "ConfigError",
     "CorruptTarget",
@@ -65,16 +70,34 @@ __all__ = (
 )
 
 
+# Codes of errors whose class alone does not say what a program does. Errors of older peers have none.
+# The node did not answer in time: it may answer later.
+LATE = "late"
+# The connection broke during the call: another call may succeed.
+BROKEN = "broken"
+# The answer is larger than its caller takes.
+TOO_LARGE = "too_large"
+# The node is of a version without this call.
+UNKNOWN_CALL = "unknown_call"
+# The process that worked on the request has ended, perhaps because of the request.
+WORKER_ENDED = "worker_ended"
+
+
 class ProbingError(Exception):
-    """The root. ``message`` is one line; ``hint`` one line that says what to do, or empty."""
+    """The root. ``message`` is one line; ``hint`` one line that says what to do, or empty; ``code`` as above, or empty.
+
+    ``reason``: the message without the address of the node, which lists of nodes show beside it.
+    """
 
     exit_code = 1
     default_hint = ""
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", code: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint or self.default_hint
+        self.code = code
+        self.reason = reason or message
 
     @property
     def kind(self) -> str:
@@ -82,10 +105,11 @@ class ProbingError(Exception):
         return type(self).__name__
 
     def to_dict(self) -> dict[str, str]:
-        return {"kind": self.kind, "message": self.message, "hint": self.hint}
+        code = {"code": self.code} if self.code else {}
+        return {"kind": self.kind, "message": self.message, "hint": self.hint, **code}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return error_from, (self.kind, self.message, self.hint)
+        return error_from, (self.kind, self.message, self.hint, self.code, self.reason)
 
 
 class UsageError(ProbingError):
@@ -197,6 +221,6 @@ def _tree(cls: type[ProbingError]) -> dict[str, type[ProbingError]]:
     return found
 
 
-def error_from(kind: str, message: str, hint: str = "") -> ProbingError:
-    """The error that crossed a process boundary as ``kind``, ``message`` and ``hint``."""
-    return _tree(ProbingError).get(kind, InternalError)(message, hint=hint)
+def error_from(kind: str, message: str, hint: str = "", code: str = "", reason: str = "") -> ProbingError:
+    """Returns the error that crossed a process boundary as these texts."""
+    return _tree(ProbingError).get(kind, InternalError)(message, hint=hint, code=code, reason=reason)

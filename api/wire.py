@@ -1,11 +1,28 @@
-"""Constants of the protocol that node.proto cannot express."""
+"""What node.proto cannot express: constants of the protocol, tokens, and errors as exceptions."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from typing import TYPE_CHECKING, Any
 
-__all__ = ("ERROR_KEY", "MAX_PEERS", "MAX_STATEMENTS", "NODE_KEY", "UNLIMITED", "WARNINGS_KEY", "bound", "shown")
+from probing.api.errors import InternalError, ProbingError, error_from
+
+if TYPE_CHECKING:
+    from probing.api.proto.probing.v1 import node_pb2 as pb
+
+__all__ = (
+    "ERROR_KEY",
+    "MAX_PEERS",
+    "MAX_STATEMENTS",
+    "NODE_KEY",
+    "UNLIMITED",
+    "WARNINGS_KEY",
+    "bound",
+    "from_proto",
+    "reported_error",
+    "shown",
+)
 
 # Trailing metadata of a failed call: a message Error.
 ERROR_KEY = "probing-error-bin"
@@ -31,3 +48,23 @@ def bound(token: str, node: str) -> str:
     caller knows it too, and that is worth nothing at another node: HMAC-SHA256 (RFC 2104) of the name by the token."""
     text = b"probingd token 1\n" + node.encode()
     return f"Bound {hmac.new(token.encode(), text, hashlib.sha256).hexdigest()}"
+
+
+def from_proto(error: pb.Error) -> ProbingError:
+    """Returns the error that a node has sent."""
+    return error_from(error.kind, error.message, error.hint, error.code, error.reason)
+
+
+def reported_error(call: Any) -> ProbingError | None:
+    """Returns the error with which the node itself ended a call that failed (grpc.RpcError); None: it sent none."""
+    from google.protobuf.message import DecodeError
+
+    from probing.api.proto.probing.v1 import node_pb2 as pb
+
+    sent = next((value for key, value in call.trailing_metadata() or () if key == ERROR_KEY), None)
+    if not isinstance(sent, bytes):
+        return None
+    try:
+        return from_proto(pb.Error.FromString(sent))
+    except DecodeError:
+        return InternalError("the node sent an error that cannot be read")

@@ -28,7 +28,7 @@ from probing.client.messages import (
     value_of,
 )
 from probing.client.queries import Queries
-from probing.client.wire.connection import Connection
+from probing.client.wire.node import Node
 from probing.federation.execution.answer import Answer
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Cluster(Queries):
         def ask(name: str) -> list[pb.StacksReply]:
             # A request for each node: its call writes a deadline into it.
             return self.some(
-                lambda connection, seconds: connection.stacks(
+                lambda node, seconds: node.stacks(
                     pb.StacksRequest(pids=pids, job=name, native=native, locals=local_variables), seconds
                 )
             )
@@ -98,9 +98,7 @@ class Cluster(Queries):
         """Returns values of the dotted ``names`` in the processes. Raises NotFound where no node has one of them."""
 
         def ask(name: str) -> list[pb.VarsReply]:
-            return self.some(
-                lambda connection, left: connection.variables(pb.VarsRequest(pids=pids, job=name, names=names), left)
-            )
+            return self.some(lambda node, left: node.variables(pb.VarsRequest(pids=pids, job=name, names=names), left))
 
         replies = self._of_job(job, ask)
         return Variables(
@@ -117,7 +115,7 @@ class Cluster(Queries):
 
         def ask(name: str) -> list[pb.FactsReply]:
             request = pb.FactsRequest(job=name, run=run, hardware=hardware)
-            return self.some(lambda connection, seconds: connection.facts(request, seconds))
+            return self.some(lambda node, seconds: node.facts(request, seconds))
 
         replies = self._of_job(job, ask)
         return [(reply.node, list(reply.facts)) for reply in replies]
@@ -128,43 +126,47 @@ class Cluster(Queries):
         Raises NotFound where no node has the job, the process or the key, UsageError for a wrong value, and unless
         ``change`` has ``yes`` for a value that would delete rows; then no node has changed anything.
         """
-        node, length = change.pop("node", None), change.pop("seconds", 0.0)
+        name, length = change.pop("node", None), change.pop("seconds", 0.0)
 
-        def ask(name: str) -> list[pb.ConfigReply]:
+        def ask(job: str) -> list[pb.ConfigReply]:
             request = pb.ConfigRequest(
                 key=key,
                 value=value,
-                job=name or None,
+                job=job or None,
                 pid=change.get("pid"),
                 for_ms=round(length * 1000),
                 persist=change.get("persist"),
                 reset=reset,
                 yes=yes,
             )
-            return self.some(lambda connection, left: configured(connection, request, left))
+            return self.some(lambda node, left: configured(node, request, left))
 
-        def configured(connection: Connection, request: pb.ConfigRequest, left: float) -> pb.ConfigReply:
-            if node is not None and connection.status(left).node != node:
-                raise NotFound(f"there is no node {node}")
-            return connection.config(request, left)
+        async def configured(node: Node, request: pb.ConfigRequest, left: float) -> pb.ConfigReply:
+            if name is not None and (await node.status(left)).node != name:
+                raise NotFound(f"there is no node {name}")
+            return await node.config(request, left)
 
         yes, reset = change.get("yes"), change.get("reset")
         if key.startswith("store.") and not yes and (value is not None or reset):
             proposal = pb.ConfigRequest(key=key, propose_value=value, propose_reset=reset)
-            require_no_deletion(key, value, self.some(lambda connection, left: configured(connection, proposal, left)))
+            require_no_deletion(key, value, self.some(lambda node, left: configured(node, proposal, left)))
         replies = self._of_job(change.get("job") or "", ask)
         return [setting_of(reply.node, s) for reply in replies for s in reply.settings]
 
     def status(self) -> list[tuple[str, pb.StatusReply]]:
         """Returns address and status of every node that answers."""
-        gathered = self.each(lambda connection, seconds: _named(connection.status(seconds)))
-        return [(a.address, a.value) for a in gathered.answered]
+
+        async def ask(node: Node, seconds: float) -> tuple[str, pb.StatusReply]:
+            reply = await node.status(seconds)
+            return reply.node, reply
+
+        return [(a.address, a.value) for a in self.each(ask).answered]
 
     def pause(self, paused: bool) -> list[tuple[str, bool]]:
         """Stops or resumes all probes; returns each address and whether its node is paused now."""
 
-        def ask(connection: Connection, seconds: float) -> tuple[str, bool]:
-            return connection.address, connection.pause(paused, seconds).paused
+        async def ask(node: Node, seconds: float) -> tuple[str, bool]:
+            return node.address, (await node.pause(paused, seconds)).paused
 
         return [(a.address, a.value) for a in self.each(ask).answered]
 
@@ -191,7 +193,3 @@ def processes_sql(where: str = "") -> str:
     condition = f"WHERE {where} " if where else ""
     order = "job, run, role = 'trainer' DESC, rank, node, pid"
     return f"SELECT * FROM process.processes {condition}ORDER BY {order}"
-
-
-def _named(reply: pb.StatusReply) -> tuple[str, pb.StatusReply]:
-    return reply.node, reply

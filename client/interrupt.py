@@ -1,4 +1,4 @@
-"""Ctrl-C: never interrupts gRPC code, and ends the process within a second, whatever hangs."""
+"""Ctrl-C: ends the process within a second, whatever hangs. Calls to nodes end by client/wire/loop.py."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-__all__ = ("CODE", "closed", "code_if_pressed", "end_soon", "leave", "leaving_by_it", "sheltered", "unwatch", "watch")
+__all__ = ("CODE", "code_if_pressed", "end_soon", "leave", "leaving_by_it", "unwatch", "watch")
 
 CODE = 130
-_CLOSE_S = 0.5
 # s that a command has to take back settings, close streams and restore the screen.
 _PATIENCE_S = 0.8
-_T = TypeVar("_T")
 
 
 class _Leaving:
@@ -131,44 +128,3 @@ def leaving_by_it(restore: bytes = b"") -> Iterator[None]:
         _put_back()
     finally:
         _Leaving.restore, _Leaving.modes = b"", None
-
-
-def sheltered(work: Callable[[], _T]) -> _T:
-    """Runs ``work`` outside the main thread; returns or raises what it does.
-
-    KeyboardInterrupt reaches the main thread between any two instructions. In gRPC's code it leaves a lock held, or a
-    call that is never drained, and to close the channel then hangs. Here it ends the wait alone.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return work()
-    return _started(work).get()()
-
-
-def closed(work: Callable[[], object]) -> bool:
-    """Runs ``work`` in a thread; returns whether it ended within ``_CLOSE_S``."""
-    with suppress(Empty):
-        _started(work).get(timeout=_CLOSE_S)
-        return True
-    return False
-
-
-def _started(work: Callable[[], _T]) -> SimpleQueue[Callable[[], _T]]:
-    """Runs ``work`` in a thread; the queue gets a function that returns or raises the outcome."""
-    # SimpleQueue is written in C: an interrupt leaves no lock of it held.
-    outcome: SimpleQueue[Callable[[], _T]] = SimpleQueue()
-
-    def carry_out() -> None:
-        try:
-            result = work()
-        except BaseException as e:
-            error = e
-
-            def failed() -> _T:
-                raise error
-
-            outcome.put(failed)
-        else:
-            outcome.put(lambda: result)
-
-    threading.Thread(target=carry_out, name="call", daemon=True).start()
-    return outcome

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,21 +12,21 @@ from probing.api.errors import NotFound
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.selection import choose, vouches
 from probing.client.settings import DEFAULT_TARGET
-from probing.client.wire.connection import Connection
-from probing.client.wire.credentials import Credentials
-from probing.client.wire.tls import Tls
-from probing.federation.execution.asking import Policy
+from probing.client.wire.channels import checked
+from probing.client.wire.credentials import Credentials, Tls
+from probing.client.wire.loop import Work, in_loop, wait
+from probing.client.wire.node import Node, Wire
+from probing.federation.execution.answer import Failed, Gathered
+from probing.federation.execution.asking import ONCE, Policy, ask_many
 from probing.federation.execution.clocks import Clocks
-from probing.federation.execution.fanout import Failed, Gathered, fan_out
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from probing.client.wire.crowd import Crowd
-
 __all__ = ("Nodes",)
 
 T = TypeVar("T")
+_CLOSE_S = 0.5
 _R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply, pb.FactsReply)
 
 
@@ -69,11 +69,7 @@ class Nodes:
         self._nodes = tuple(nodes)
         self._all_nodes = all_nodes or bool(where)
         self._where = tuple(where)
-        self._credentials = Credentials(token)
-        self._tls = tls
-        self._lock = threading.Lock()
-        self._connections: dict[str, Connection] = {}
-        self._crowd: Crowd | None = None
+        self._wire = Wire(Credentials(token), tls)
 
     def __enter__(self) -> Self:
         return self
@@ -84,41 +80,19 @@ class Nodes:
         self.close()
 
     def close(self) -> None:
-        with self._lock:
-            for connection in self._connections.values():
-                connection.close()
-            self._connections.clear()
-            crowd, self._crowd = self._crowd, None
-        if crowd is not None:
-            crowd.close()
+        """Ends the questions in flight, and closes all connections, but does not wait long."""
+        with suppress(TimeoutError):
+            Work(self._wire.close()).result(_CLOSE_S)
 
     @property
     def many(self) -> bool:
         """Whether questions go to more nodes than the target."""
         return bool(self._nodes) or self._all_nodes
 
-    def connection(self, address: str) -> Connection:
-        with self._lock:
-            if address not in self._connections:
-                self._connections[address] = Connection(address, credentials=self._credentials, tls=self._tls)
-            return self._connections[address]
-
-    def crowd(self) -> Crowd:
-        """Returns what asks many nodes at once."""
-        # Loads pyarrow.
-        from probing.client.wire.crowd import Crowd
-
-        with self._lock:
-            if self._crowd is None:
-                self._crowd = Crowd(
-                    self._credentials,
-                    self._tls,
-                    self.clocks,
-                    max_bytes=self.max_bytes,
-                    strict=self.strict,
-                    policy=self.policy,
-                )
-            return self._crowd
+    def node(self, address: str) -> Node:
+        """Returns the calls to the node at ``address``. Raises UsageError where it is no address, or where a token
+        would travel in the clear."""
+        return Node(checked(address, self._wire.channels.clear_token), self._wire)
 
     def addresses(self) -> tuple[str, ...]:
         """Returns the addresses that are asked. Raises PeerError where the target does not answer for its peers."""
@@ -138,14 +112,14 @@ class Nodes:
 
     def _peers(self) -> tuple[str, ...]:
         """Returns the addresses of the nodes that the target knows and that have not failed; those are outcomes."""
-        target = self.connection(self.target)
-        own = target.status(self.timeout).node
-        peers = target.peers(self.timeout).peers
-        with_token = bool(self._credentials.token)
+        target, credentials = self.node(self.target), self._wire.credentials
+        own = wait(target.status(self.timeout)).node
+        peers = wait(target.peers(self.timeout)).peers
+        with_token = bool(credentials.token)
         if with_token and not vouches(own, peers) and any(peer.node not in ("", own) for peer in peers):
             sys.stderr.write(f"warning: {own} is of a version that vouches for no node: all are shown your token\n")
         chosen = choose(self.target, own, peers, self._where, token=with_token)
-        self._credentials.bind(peer for peer in peers if peer.address != self.target)
+        credentials.bind(peer for peer in peers if peer.address != self.target)
         self.absent = chosen.failed
         if chosen.failed:
             gathered = chosen.gathered()
@@ -155,32 +129,37 @@ class Nodes:
         return chosen.addresses
 
     def cancel(self) -> None:
-        """Ends the queries in flight, here and at the nodes."""
-        with self._lock:
-            connections, crowd = list(self._connections.values()), self._crowd
-        if crowd is not None:
-            crowd.cancel()
-        for connection in connections:
-            connection.cancel()
+        """Ends the calls in flight, here and at the nodes."""
+        in_loop(self._wire.cancel)
 
-    def each(self, ask: Callable[[Connection, float], tuple[str, T]]) -> Gathered[T]:
-        """Calls ``ask(connection, seconds)``, which returns a node's name and answer, for every node at once."""
-        gathered = fan_out(self.addresses(), lambda a, seconds: ask(self.connection(a), seconds), self.timeout)
+    def ask(
+        self, addresses: Sequence[str], ask: Callable[[Node, float], Awaitable[tuple[str, T]]], seconds: float
+    ) -> Gathered[T]:
+        """Asks all ``addresses`` at once by ``ask(node, seconds)``, which returns a node's name and answer."""
+
+        async def once(address: str, left: float, _attempt: int) -> tuple[str, T]:
+            return await ask(self.node(address), left)
+
+        return wait(ask_many(addresses, once, seconds, ONCE))
+
+    def each(self, ask: Callable[[Node, float], Awaitable[tuple[str, T]]]) -> Gathered[T]:
+        """As ``ask``, of every node. Raises the nodes' error where none answers."""
+        gathered = self.ask(self.addresses(), ask, self.timeout)
         self.outcomes.append(gathered)
         gathered.require(strict=self.strict)
         return gathered
 
-    def some(self, ask: Callable[[Connection, float], _R]) -> list[_R]:
+    def some(self, ask: Callable[[Node, float], Awaitable[_R]]) -> list[_R]:
         """Returns the replies of the nodes that do not raise NotFound. Raises it where all do."""
         missing: list[NotFound] = []
 
-        def attempt(connection: Connection, seconds: float) -> tuple[str, _R | None]:
+        async def attempt(node: Node, seconds: float) -> tuple[str, _R | None]:
             try:
-                reply = ask(connection, seconds)
+                reply = await ask(node, seconds)
             except NotFound as e:
                 # Another node may have it.
                 missing.append(e)
-                return connection.address, None
+                return node.address, None
             return reply.node, reply
 
         replies = [a.value for a in self.each(attempt).answered if a.value is not None]

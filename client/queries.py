@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Container, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from probing.api.wire import MAX_STATEMENTS
 from probing.client.nodes import Nodes
-from probing.federation.execution.answer import Answer, Reply, Rows, Take
-from probing.federation.execution.fanout import Answered, Gathered
+from probing.client.wire.loop import Work, wait
+from probing.client.wire.stream import Room, Stream, batches
+from probing.federation.execution.answer import Answer, Answered, Gathered, Reply, Rows, Take, held_back
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from probing.api.tables.schema import View
-    from probing.client.wire.stream import Stream
     from probing.federation.planning.split import Plan
 
 __all__ = ("Queries",)
@@ -45,11 +45,7 @@ class Queries(Nodes):
         aggregates, joins) is held in memory, and bounded by ``max_bytes``.
         """
         rows = self._stream(_bound(sql, params))
-        if not self.strict:
-            return rows
-        from probing.federation.execution.spool import held_back
-
-        return held_back(rows)
+        return held_back(rows) if self.strict else rows
 
     def _stream(self, text: str) -> Rows:
         asked = self.asked(text)
@@ -60,28 +56,42 @@ class Queries(Nodes):
         split = self.plan(text)
         if not concatenates(split):
             return _held(self._merged(split, asked))
-        return pour(split, asked, self._open, timeout=self.timeout, strict=self.strict, watch=self.outcomes.append)
+        return pour(
+            split,
+            asked,
+            self._open,
+            lambda work: Work(work).cancel,
+            timeout=self.timeout,
+            strict=self.strict,
+            watch=self.outcomes.append,
+        )
 
     def _stream_one(self, sql: str) -> Rows:
-        stream = self._open(self.target, sql, self.timeout)
+        stream = wait(self._open(self.target, sql, self.timeout))
         warnings: list[str] = []
 
-        def batches() -> Generator[pa.RecordBatch, None, None]:
-            with stream:
-                yield from stream
+        def rows() -> Generator[pa.RecordBatch, None, None]:
+            try:
+                yield from batches(stream)
+            finally:
+                stream.close()
             gathered: Gathered[int] = Gathered((self.target,))
             gathered.answered.append(Answered(self.target, stream.node, stream.rows))
             self.outcomes.append(gathered)
             warnings.extend(f"{stream.node}: {warning}" for warning in dict.fromkeys(stream.warnings))
 
         try:
-            return Rows(stream.schema, batches(), warnings, stream.close)
+            schema = Work(stream.schema())
+            # While the node works on the query.
+            import pyarrow  # noqa: F401
+
+            return Rows(schema.result(), rows(), warnings, stream.close)
         except BaseException:
             stream.close()
             raise
 
-    def _open(self, address: str, sql: str, seconds: float) -> Stream:
-        return self.connection(address).stream(sql, seconds, watch=self.watching(address), strict=self.strict)
+    async def _open(self, address: str, sql: str, seconds: float) -> Stream:
+        return await self.node(address).stream(sql, seconds, watch=self.watching(address), strict=self.strict)
 
     def query_each(self, sql: str) -> list[pa.Table]:
         """Returns the rows of one SELECT for each node by itself, unmerged."""
@@ -106,7 +116,7 @@ class Queries(Nodes):
         """As ``query_all``, with the outcome of each node."""
         if self.many:
             return self._merged_all(statements, each)
-        replies = self._node_all(self.target, statements, self.timeout)
+        replies = self._node(self.target, statements)
         gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
         gathered.answered.append(Answered(self.target, replies[0].node, tuple(replies)))
         self.outcomes.append(gathered)
@@ -133,29 +143,39 @@ class Queries(Nodes):
     def _gather(
         self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
     ) -> Gathered[tuple[Reply, ...]]:
-        return self.crowd().gather(addresses, statements, timeout, take, watch=self.watch, done=self.done)
+        # Before the loop needs it.
+        import pyarrow  # noqa: F401
 
-    def _node_all(self, address: str, statements: Mapping[str, str], seconds: float) -> list[Reply]:
-        """Asks one node; more than MAX_STATEMENTS statements take several requests."""
-        names = list(statements)
-        if len(names) == 1:
-            return [self._node(address, statements[names[0]], seconds)]
-        deadline = time.monotonic() + seconds
-        replies: list[Reply] = []
-        for first in range(0, len(names), MAX_STATEMENTS):
-            asked = {name: statements[name] for name in names[first : first + MAX_STATEMENTS]}
-            left = max(deadline - time.monotonic(), 0.001)
-            replies += self.connection(address).query_all(
-                asked, left, self.max_bytes, self.watching(address), strict=self.strict
+        from probing.client.wire.many import Question
+
+        question = Question(
+            self._wire, statements, take, max_bytes=self.max_bytes, strict=self.strict, watch=self.watch
+        )
+        gathered = wait(question.ask(addresses, timeout, self.policy, self.done))
+        now_ns = time.monotonic_ns()
+        gathered.answered = [
+            replace(a, clock=self.clocks.add(a.node, a.value[0].clock, now_ns)) for a in gathered.answered
+        ]
+        return gathered
+
+    def _node(self, address: str, statements: Mapping[str, str]) -> list[Reply]:
+        """Asks one node."""
+        replies = Work(
+            self.node(address).replies(
+                statements, self.timeout, Room(self.max_bytes), watch=self.watching(address), strict=self.strict
             )
-        return replies
+        )
+        # While the node works on the query.
+        import pyarrow  # noqa: F401
+
+        return replies.result()
 
     def answer(self, sql: str, params: Mapping[str, Any] | None = None) -> Answer:
         """As ``query``, with the outcome of each node."""
         text = _bound(sql, params)
         if asked := self.asked(text):
             return self._merged(self.plan(text), asked)
-        reply = self._node(self.target, text, self.timeout)
+        (reply,) = self._node(self.target, {"": text})
         gathered: Gathered[tuple[Reply, ...]] = Gathered((self.target,))
         clock = self.clocks.add(reply.node, reply.clock, time.monotonic_ns())
         gathered.answered.append(Answered(self.target, reply.node, (reply,), clock))
@@ -201,7 +221,8 @@ class Queries(Nodes):
         """Returns the target's views of users; all nodes are asked by their definitions."""
         from probing.federation.sql.views import views_from
 
-        return views_from(self._node(self.target, _VIEWS, self.timeout).table.to_pylist())
+        (reply,) = self._node(self.target, {"": _VIEWS})
+        return views_from(reply.table.to_pylist())
 
     def _user_schemas(self) -> dict[str, pa.Schema]:
         """Returns the union of the nodes' columns for each table of a user's probe."""
@@ -212,9 +233,6 @@ class Queries(Nodes):
             for name, column, kind in zip(*(found.to_pylist() for found in table.columns), strict=True):
                 columns.setdefault(f"user.{name}", {}).setdefault(column, type_for_alias(kind))
         return {name: schema(list(own.items())) for name, own in columns.items()}
-
-    def _node(self, address: str, sql: str, seconds: float) -> Reply:
-        return self.connection(address).query(sql, seconds, self.max_bytes, self.watching(address), strict=self.strict)
 
 
 def _bound(sql: str, params: Mapping[str, Any] | None) -> str:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from probing.api.errors import NotFound, PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.federation.execution.fanout import Failed, Gathered
+from probing.federation.execution.answer import Failed, Gathered
 
 __all__ = ("Chosen", "choose", "vouches")
 

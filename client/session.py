@@ -15,7 +15,7 @@ from probing.client.settings import Settings
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.federation.execution.fanout import AnsweredReport, Gathered, OutcomeReport
+    from probing.federation.execution.answer import AnsweredReport, Gathered, OutcomeReport
 
 __all__ = ("hint", "job_named", "opened", "require_live", "sql_text", "warn")
 
@@ -28,7 +28,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
     """The cluster that ``settings`` name. The report is written whether the command succeeds or fails."""
     # Imports gRPC, which --help does without.
     from probing.client.cluster import Cluster
-    from probing.client.wire.tls import Tls
+    from probing.client.wire.credentials import Tls
 
     cluster = Cluster(
         settings.target,

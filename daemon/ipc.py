@@ -204,5 +204,5 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def error_of(fields: Mapping[str, Any]) -> ProbingError:
-    """The error that the other end wrote with ``ProbingError.to_dict``."""
-    return error_from(str(fields.get("kind")), str(fields.get("message")), str(fields.get("hint", "")))
+    """Returns the error that the other end wrote with ``ProbingError.to_dict``."""
+    return error_from(*(str(fields.get(name) or "") for name in ("kind", "message", "hint", "code")))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.bugreport import local
 from probing.client.bugreport.questions import CONFIG, NAMES, QUESTIONS, Question
 from probing.client.render.rows import rows_of
-from probing.client.wire.connection import Connection
+from probing.client.wire.node import Node
+from probing.client.wire.stream import Room
 
 __all__ = ("Failure", "Gathered", "Wanted", "add_local", "gather", "silent")
 
@@ -62,24 +62,27 @@ class Gathered:
         return "" if isinstance(self.status, Failure) else self.status.node
 
 
-def gather(connection: Connection, seconds: float, wanted: Wanted) -> Gathered:
+async def gather(node: Node, seconds: float, wanted: Wanted) -> Gathered:
     """Returns what a node answers within ``seconds``. Raises nothing of ours."""
     deadline = time.monotonic() + _SHARE * seconds
 
     def left() -> float:
         return max(min(QUESTION_S, deadline - time.monotonic()), 0.05)
 
-    def rows(question: Question) -> list[dict[str, Any]]:
-        return rows_of(connection.query(question.sql, left(), _MAX_BYTES).table)
+    async def rows(question: Question) -> list[dict[str, Any]]:
+        (reply,) = await node.replies({"": question.sql}, left(), Room(_MAX_BYTES))
+        return rows_of(reply.table)
 
-    status = _tried(lambda: connection.status(left()))
-    found = Gathered(connection.address, status, _is_local(connection.address, status))
-    found.names = {question.name: _tried(partial(rows, question)) for question in NAMES}
-    found.rows = {question.name: _tried(partial(rows, question)) for question in QUESTIONS}
+    async def interpreter() -> dict[str, str]:
+        return _versions(await node.preflight(pb.PreflightRequest(python=wanted.python), left()))
+
+    status = await _tried(node.status(left()))
+    gathered = Gathered(node.address, status, _is_local(node.address, status))
+    gathered.names = {question.name: await _tried(rows(question)) for question in NAMES}
+    gathered.rows = {question.name: await _tried(rows(question)) for question in QUESTIONS}
     if wanted.python:
-        request = pb.PreflightRequest(python=wanted.python)
-        found.interpreter = _tried(lambda: _versions(connection.preflight(request, left())))
-    return found
+        gathered.interpreter = await _tried(interpreter())
+    return gathered
 
 
 def silent(address: str, reason: str) -> Gathered:
@@ -94,12 +97,12 @@ def add_local(found: Gathered, wanted: Wanted, *, alone: bool) -> None:
     config = found.rows[CONFIG.name]
     if found.local:
         known = config if isinstance(config, list) else []
-        found.check, found.log = _tried(lambda: local.check(known)), _tried(local.journal)
+        found.check, found.log = _read(lambda: local.check(known)), _read(local.journal)
     else:
         found.check = found.log = Failure("it runs on another machine", there)
     path = wanted.log
     if path is not None and (found.local or alone):
-        found.log = _tried(lambda: local.log_file(path))
+        found.log = _read(lambda: local.log_file(path))
 
 
 def _versions(reply: pb.PreflightReply) -> dict[str, str]:
@@ -119,8 +122,15 @@ def _is_local(address: str, status: pb.StatusReply | Failure) -> bool:
     return address.startswith("unix:")
 
 
-def _tried(ask: Callable[[], Any]) -> Any:
+async def _tried(ask: Awaitable[Any]) -> Any:
     try:
-        return ask()
+        return await ask
+    except ProbingError as e:
+        return Failure(e.message, e.hint)
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
     except ProbingError as e:
         return Failure(e.message, e.hint)

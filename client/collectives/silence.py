@@ -17,7 +17,7 @@ from probing.client.render.text import clock, ranks_text
 if TYPE_CHECKING:
     from probing.api.proto.probing.v1 import node_pb2 as pb
     from probing.client.cluster import Cluster
-    from probing.client.wire.connection import Connection
+    from probing.client.wire.node import Node
 
 __all__ = ("MOST_ASKED", "Process", "SilenceWatch", "innermost", "silence_lines", "silent", "waits_in")
 
@@ -164,16 +164,16 @@ def _stacks(cluster: Cluster, pids: dict[str, list[int]]) -> tuple[dict[Process,
     """Returns threads with native frames by process, and the reason by process without any."""
     from probing.api.proto.probing.v1 import node_pb2 as pb
 
-    def ask(connection: Connection, seconds: float) -> tuple[str, pb.StacksReply | str]:
-        node = connection.status(seconds).node
-        if not pids.get(node):
+    async def ask(node: Node, seconds: float) -> tuple[str, pb.StacksReply | str]:
+        name = (await node.status(seconds)).node
+        if not pids.get(name):
             # An empty list would mean all processes.
-            return node, pb.StacksReply()
+            return name, pb.StacksReply()
         try:
-            return node, connection.stacks(pb.StacksRequest(pids=pids[node], native=True), NATIVE_S)
+            return name, await node.stacks(pb.StacksRequest(pids=pids[name], native=True), NATIVE_S)
         except ProbingError as e:
             # The node's other rows are still shown.
-            return node, e.message
+            return name, e.message
 
     stacks: dict[Process, list[Thread]] = {}
     reasons: dict[Process, str] = {}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from probing.client.bugreport.contents import File
     from probing.client.bugreport.gather import Gathered, Wanted
     from probing.client.cluster import Cluster
+    from probing.client.wire.node import Node
 
 __all__ = ("EXAMPLES", "Options", "run")
 
@@ -78,7 +79,6 @@ def run(settings: Settings, options: Options) -> None:
 def _gathered(cluster: Cluster, wanted: Wanted) -> list[Gathered]:
     """Returns what each node answers; the target alone is asked where it does not say which others there are."""
     from probing.client.bugreport.gather import add_local, gather, silent
-    from probing.federation.execution.fanout import fan_out
 
     try:
         addresses = cluster.addresses()
@@ -89,11 +89,11 @@ def _gathered(cluster: Cluster, wanted: Wanted) -> list[Gathered]:
     if len(addresses) > MAX_NODES:
         warn(f"the report has {MAX_NODES} of {len(addresses):,} nodes; choose them by --nodes or --where")
 
-    def ask(address: str, seconds: float) -> tuple[str, Gathered]:
-        found = gather(cluster.connection(address), seconds, wanted)
-        return found.node or address, found
+    async def ask(node: Node, seconds: float) -> tuple[str, Gathered]:
+        answer = await gather(node, seconds, wanted)
+        return answer.node or node.address, answer
 
-    cluster.outcomes.append(fan_out(addresses[:MAX_NODES], ask, cluster.timeout))
+    cluster.outcomes.append(cluster.ask(addresses[:MAX_NODES], ask, cluster.timeout))
     answered = [one.value for one in cluster.outcomes[-1].answered]
     failed = {one.node or one.address: one.reason for outcome in cluster.outcomes for one in outcome.failed}
     gathered = [*answered, *(silent(address, reason) for address, reason in failed.items())]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probing.api.errors import ProbingError, UsageError
+from probing.api.errors import LATE, ProbingError, UsageError
 from probing.client.collectives.endings import ended, ended_sql, exits, recent
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process, innermost, silent
@@ -98,13 +98,11 @@ def run(settings: Settings, options: Options) -> None:
 
 def _require_answer(cluster: Cluster, settings: Settings) -> None:
     """Raises the error of the first answer, as other commands do. Nodes that are slow are waited for."""
-    from probing.client.wire.errors import is_late
-    from probing.federation.execution.fanout import fan_out
+    from probing.client.top.fetch import name_of
 
-    addresses = settings.nodes or (settings.target,)
-    found = fan_out(addresses, lambda a, left: (cluster.connection(a).status(left).node, None), _FIRST_S)
-    if not found.answered and not any(is_late(failed.error) for failed in found.failed):
-        raise found.failed[0].error
+    gathered = cluster.ask(settings.nodes or (settings.target,), name_of, _FIRST_S)
+    if not gathered.answered and not any(failed.error.code == LATE for failed in gathered.failed):
+        raise gathered.failed[0].error
 
 
 def _job(cluster: Cluster, text: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from probing.client.export.files import Counts, Directory, OneFile, Place
 from probing.client.export.plan import COLUMNS, TABLES, Day, Found, Plan, Wanted
 from probing.client.render.progress import Progress
 from probing.client.version import program
-from probing.federation.execution.fanout import FailedReport, fan_out
+from probing.client.wire.loop import wait
+from probing.client.wire.node import Node
+from probing.client.wire.stream import Room, batches
+from probing.federation.execution.answer import FailedReport, Reply, twice
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.client.wire.connection import Connection
 
 __all__ = ("Export", "NodeReport", "Report", "TableReport")
 
@@ -55,10 +58,10 @@ class Report(Plan):
 
 
 @dataclass(slots=True)
-class _Node:
-    """The export of one node: its tables so far, and warnings."""
+class _Written:
+    """The export of one node: its name, its tables so far, and warnings."""
 
-    connection: Connection
+    node: Node
     name: str
     tables: dict[str, Counts] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -81,12 +84,11 @@ class Export:
         """Writes all rows to ``place``. Raises what the nodes raise where none answers, or any under --strict."""
         cluster = self._cluster
 
-        def ask(address: str, _seconds: float) -> tuple[str, NodeReport]:
-            with self._few:
-                return self._node(cluster.connection(address), place)
+        async def ask(node: Node, _seconds: float) -> tuple[str, NodeReport]:
+            return await asyncio.to_thread(self._node, node, place)
 
         try:
-            gathered = fan_out(cluster.addresses(), ask, _DAY_OF_STREAMS_S)
+            gathered = cluster.ask(cluster.addresses(), ask, _DAY_OF_STREAMS_S)
         except BaseException:
             self._stop()
             raise
@@ -109,56 +111,63 @@ class Export:
         for _ in range(_AT_ONCE):
             self._few.acquire(timeout=_STOP_S)
 
-    def _node(self, connection: Connection, place: Place) -> tuple[str, NodeReport]:
-        seconds = self._cluster.timeout
-        status = connection.status(seconds)
-        self._claim(status.node, connection.address)
-        known = [connection.query(sql, seconds, _MAX_BYTES) for sql in (TABLES, COLUMNS)]
-        chosen, left_out = self._wanted.choose(*known)
-        node = _Node(connection, status.node)
-        try:
-            for table in chosen:
-                node.tables[table.name] = Counts()
-                for day in self._days(connection, table):
-                    self._day(node, place, table, day)
-        except BaseException as e:
-            self._forget(node, place, e)
-            raise
+    def _node(self, node: Node, place: Place) -> tuple[str, NodeReport]:
+        with self._few:
+            status = wait(node.status(self._cluster.timeout))
+            self._claim(status.node, node.address)
+            known = [self._query(node, sql, self._cluster.timeout) for sql in (TABLES, COLUMNS)]
+            chosen, left_out = self._wanted.choose(*known)
+            written = _Written(node, status.node)
+            try:
+                for table in chosen:
+                    written.tables[table.name] = Counts()
+                    for day in self._days(node, table):
+                        self._day(written, place, table, day)
+            except BaseException as e:
+                self._forget(written, place, e)
+                raise
         tables: dict[str, TableReport] = {
-            name: {"rows": c.rows, "files": c.files, "bytes": c.bytes} for name, c in node.tables.items()
+            name: {"rows": c.rows, "files": c.files, "bytes": c.bytes} for name, c in written.tables.items()
         }
-        return node.name, {
-            "node": node.name,
-            "address": connection.address,
+        return written.name, {
+            "node": written.name,
+            "address": node.address,
             "version": status.version,
             "tables": tables,
             "left_out": left_out,
-            "warnings": list(dict.fromkeys(node.warnings)),
+            "warnings": list(dict.fromkeys(written.warnings)),
         }
 
-    def _forget(self, node: _Node, place: Place, error: BaseException) -> None:
-        rows = sum(counts.rows for counts in node.tables.values())
-        for counts in node.tables.values():
+    def _forget(self, written: _Written, place: Place, error: BaseException) -> None:
+        rows = sum(counts.rows for counts in written.tables.values())
+        for counts in written.tables.values():
             Directory.forget(counts)
         if rows and isinstance(place, OneFile) and isinstance(error, ProbingError):
             # Its rows cannot be taken out of the one file again.
-            self._broken = PeerError(f"{node.connection.address} broke off: {error.message}", hint=error.hint)
+            self._broken = PeerError(f"{written.node.address} broke off: {error.message}", hint=error.hint)
 
-    def _claim(self, node: str, address: str) -> None:
+    def _claim(self, name: str, address: str) -> None:
         with self._lock:
-            other = self._addresses.setdefault(node, address)
+            other = self._addresses.setdefault(name, address)
         if other != address:
-            raise PeerError(f"it answers as {node}, as {other} does", hint="give every daemon its own --node-name")
+            raise twice(name, other)
 
-    def _days(self, connection: Connection, table: Found) -> list[Day]:
+    def _query(self, node: Node, sql: str, seconds: float) -> Reply:
+        return wait(node.replies({"": sql}, seconds, Room(_MAX_BYTES)))[0]
+
+    def _days(self, node: Node, table: Found) -> list[Day]:
         if table.live or not table.timed:
             return self._wanted.days(table, None)
-        return self._wanted.days(table, connection.query(self._wanted.days_sql(table), _STREAM_S, _MAX_BYTES))
+        return self._wanted.days(table, self._query(node, self._wanted.days_sql(table), _STREAM_S))
 
-    def _day(self, node: _Node, place: Place, table: Found, day: Day) -> None:
+    def _day(self, written: _Written, place: Place, table: Found, day: Day) -> None:
         if self._stopped:
             raise PeerError("the export was ended")
-        with node.connection.stream(day.sql, _STREAM_S) as stream:
-            batches: Iterator[Any] = self._progress.counting(iter(stream), to_terminal=False)
-            node.tables[table.name].add(place.day((table.name, day.date, node.name), stream.schema, batches))
-            node.warnings.extend(f"{table.name}: {warning}" for warning in stream.warnings)
+        stream = wait(written.node.stream(day.sql, _STREAM_S))
+        try:
+            rows: Iterator[Any] = self._progress.counting(batches(stream), to_terminal=False)
+            name = (table.name, day.date, written.name)
+            written.tables[table.name].add(place.day(name, wait(stream.schema()), rows))
+            written.warnings.extend(f"{table.name}: {warning}" for warning in stream.warnings)
+        finally:
+            stream.close()

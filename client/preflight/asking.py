@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from probing.api.errors import FormatError, ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.wire.loop import wait
 from probing.diagnosis.facts_file import decoded
 from probing.diagnosis.preflight.env_file import Plan
 from probing.diagnosis.preflight.facts import Case, NodeFacts, NodeRank, Transfer
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.client.wire.connection import Connection
+    from probing.client.wire.node import Node
 
 __all__ = ("Wanted", "gathered", "with_bandwidth")
 
@@ -54,7 +55,7 @@ def gathered(cluster: Cluster, wanted: Wanted, plan: Plan) -> Case:
         master_port=int(port) if port.isascii() and port.isdigit() and int(port[:6]) < 65536 else DEFAULT_PORT,
         peers=sorted(set(addresses.values())) if len(addresses) > 1 else (),
     )
-    answered = cluster.each(lambda connection, seconds: _ask(connection, request, seconds)).answered
+    answered = cluster.each(lambda node, seconds: _ask(node, request, seconds)).answered
     replies = [(a.node, a.value) for a in answered]
     silent = {name: reply.problem for name, reply in replies if reply.facts is None}
     failures = [*cluster.absent, *(failed for outcome in cluster.outcomes[asked:] for failed in outcome.failed)]
@@ -79,14 +80,14 @@ def with_bandwidth(cluster: Cluster, case: Case) -> Case:
     transfers: dict[str, tuple[Transfer, ...]] = {}
     known = {node.node for node in case.nodes}
     for address in cluster.addresses():
-        connection = cluster.connection(address)
+        node = cluster.node(address)
         try:
-            node = connection.status(cluster.timeout).node
-            peers = [own for name, own in sorted(case.addresses.items()) if name != node]
-            if node not in known or not peers:
+            asked = wait(node.status(cluster.timeout)).node
+            peers = [own for name, own in sorted(case.addresses.items()) if name != asked]
+            if asked not in known or not peers:
                 continue
-            reply = connection.preflight(pb.PreflightRequest(peers=peers, bandwidth=True), cluster.timeout)
-            transfers[node] = decoded(NodeFacts, reply.facts).transfers
+            reply = wait(node.preflight(pb.PreflightRequest(peers=peers, bandwidth=True), cluster.timeout))
+            transfers[asked] = decoded(NodeFacts, reply.facts).transfers
         except ProbingError as e:
             transfers[address] = (Transfer(address, why=e.message),)
     nodes = tuple(replace(node, transfers=transfers.get(node.node, ())) for node in case.nodes)
@@ -111,21 +112,19 @@ def _master_of(plan: Plan) -> dict[str, str]:
 def _addresses(cluster: Cluster) -> dict[str, str]:
     """Returns HOST:PORT of the nodes that have one: as it was asked, or as the node itself says."""
 
-    def ask(connection: Connection, seconds: float) -> tuple[str, str]:
-        node = connection.status(seconds).node
-        if not connection.address.startswith("unix:"):
-            return node, connection.address
-        own = (peer.address for peer in connection.peers(seconds).peers if peer.node == node)
-        return node, next((a for a in own if not a.startswith(_WILDCARDS)), "")
+    async def ask(node: Node, seconds: float) -> tuple[str, str]:
+        name = (await node.status(seconds)).node
+        if not node.address.startswith("unix:"):
+            return name, node.address
+        own = (peer.address for peer in (await node.peers(seconds)).peers if peer.node == name)
+        return name, next((a for a in own if not a.startswith(_WILDCARDS)), "")
 
     return {answer.node: answer.value for answer in cluster.each(ask).answered if answer.value}
 
 
-def _ask(connection: Connection, request: pb.PreflightRequest, seconds: float) -> tuple[str, _Answer]:
-    own = pb.PreflightRequest()
-    own.CopyFrom(request)
+async def _ask(node: Node, request: pb.PreflightRequest, seconds: float) -> tuple[str, _Answer]:
     begun = time.time_ns()
-    reply = connection.preflight(own, seconds)
+    reply = await node.preflight(request, seconds)
     ended = time.time_ns()
     # The way there and back, as NTP (RFC 5905, 8) takes it: the offset is off by half of what the two took.
     offset = ((reply.received_ns - begun) + (reply.node_time_ns - ended)) / 2

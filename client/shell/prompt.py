@@ -20,12 +20,12 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from probing.api.errors import ProbingError
 from probing.api.tables import TABLES
+from probing.client.cluster import Cluster
 from probing.client.render.text import escape
 from probing.client.settings import Settings
 from probing.client.shell.statement import is_whole
 from probing.client.shell.words import candidates
-from probing.client.wire.connection import Connection
-from probing.client.wire.tls import Tls
+from probing.client.wire.credentials import Tls
 
 __all__ = ("Prompt", "history_path", "trim_history")
 
@@ -88,10 +88,11 @@ class _Completer(Completer):
     def _learn(self, settings: Settings) -> None:
         # Without an answer only the tables of probing.api are completed.
         tls = Tls(*settings.tls) if settings.tls is not None else None
-        with suppress(ProbingError), Connection(settings.target, token=settings.token, tls=tls) as connection:
-            reply = connection.query(_COLUMNS, settings.timeout, _MAX_BYTES)
+        node = Cluster(settings.target, token=settings.token, tls=tls, timeout=settings.timeout, max_bytes=_MAX_BYTES)
+        with suppress(ProbingError), node:
+            columns_of_all = node.query(_COLUMNS)
             tables = {name: dict(columns) for name, columns in self._tables.items()}
-            for schema, table, column, kind in zip(*(c.to_pylist() for c in reply.table.columns), strict=True):
+            for schema, table, column, kind in zip(*(c.to_pylist() for c in columns_of_all.columns), strict=True):
                 # A node is not trusted: only valid names are shown.
                 if all(_NAME.fullmatch(str(part)) for part in (schema, table, column)):
                     tables.setdefault(f"{schema}.{table}", {})[column] = escape(str(kind))[:40]

@@ -14,13 +14,14 @@ from probing.client.top.answers import Fetched, NodeRows
 from probing.client.top.health import Health
 from probing.client.top.questions import questions, statements
 from probing.client.top.repeat import Repeater
-from probing.federation.execution.fanout import Failed, fan_out
+from probing.client.wire.stream import Room
+from probing.federation.execution.answer import Failed
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.client.wire.connection import Connection
+    from probing.client.wire.node import Node
 
-__all__ = ("Fetcher", "Functions")
+__all__ = ("Fetcher", "Functions", "name_of")
 
 _MAX_BYTES = 64 << 20
 # Whether probes are paused is asked with every so manyth request.
@@ -51,21 +52,16 @@ class Fetcher:
         # Addresses of nodes that had failed at the start; None: not known yet.
         self._failed: tuple[str, ...] | None = None
         self.repeater = Repeater("fetch", self._refresh, interval, failed)
-        self.health = Health(
-            lambda address, seconds: self._connection(address).status(seconds).node, self.repeater.hurry
-        )
+        self.health = Health(lambda addresses, seconds: cluster.ask(addresses, name_of, seconds), self.repeater.hurry)
 
     def stop(self) -> None:
         self.repeater.stop()
         self.health.stop()
 
-    def _connection(self, address: str) -> Connection:
-        return self._cluster.connection(address)
-
     def _refresh(self) -> None:
         addresses = self._addresses()
         asked = self.health.present(addresses)
-        gathered = fan_out(asked, self._ask, self._cluster.timeout)
+        gathered = self._cluster.ask(asked, self._ask, self._cluster.timeout)
         for answered in gathered.answered:
             self.health.answered(answered.address, answered.node)
         if gathered.failed:
@@ -92,22 +88,27 @@ class Fetcher:
             self.health.failed([Failed(target, "", e)])
             return (target,)
 
-    def _ask(self, address: str, seconds: float) -> tuple[str, NodeRows]:
-        connection = self._connection(address)
+    async def _ask(self, node: Node, seconds: float) -> tuple[str, NodeRows]:
+        address = node.address
         turn = self._turns.get(address, 0)
         known = self._tables.get(address, frozenset()) if turn else frozenset()
         asked = statements(self._questions, turn, known, new=turn <= 1)
-        replies = connection.query_all(asked, seconds, _MAX_BYTES)
+        replies = await node.replies(asked, seconds, Room(_MAX_BYTES))
         rows = {name: rows_of(reply.table) for name, reply in zip(asked, replies, strict=True)}
         if "tables" in rows:
             self._tables[address] = frozenset(str(row["name"]) for row in rows["tables"])
             self._fresh[address] = turn == 0
         if turn % _STATUS_EVERY == 0:
-            status = connection.status(seconds)
+            status = await node.status(seconds)
             self._paused[address] = status.reason.removeprefix("paused") or " " if status.state == "paused" else ""
         self._turns[address] = turn + 1
-        node = replies[0].node
-        return node, NodeRows(address, node, rows, self._paused.get(address, ""))
+        name = replies[0].node
+        return name, NodeRows(address, name, rows, self._paused.get(address, ""))
+
+
+async def name_of(node: Node, seconds: float) -> tuple[str, None]:
+    """Returns the name of a node."""
+    return (await node.status(seconds)).node, None
 
 
 class Functions:
@@ -140,7 +141,11 @@ class Functions:
     def _read(self) -> None:
         with self._lock:
             pids = {address: own for address, own in self._pids.items() if own}
-        gathered = fan_out(self._health.present(pids), lambda a, s: self._ask(a, pids[a], s), self._cluster.timeout)
+        gathered = self._cluster.ask(
+            self._health.present(pids),
+            lambda node, seconds: _frames(node, pids[node.address], seconds),
+            self._cluster.timeout,
+        )
         found = {process: text for answered in gathered.answered for process, text in answered.value.items()}
         # Of a node that did not answer the last is kept.
         read = {answered.node for answered in gathered.answered}
@@ -148,13 +153,15 @@ class Functions:
         self.found = {**kept, **found}
         self._changed()
 
-    def _ask(self, address: str, pids: tuple[int, ...], seconds: float) -> tuple[str, dict[Process, str]]:
-        from probing.api.proto.probing.v1 import node_pb2 as pb
-        from probing.client.messages import thread_of
 
-        reply = self._cluster.connection(address).stacks(pb.StacksRequest(pids=pids), seconds)
-        found: dict[Process, str] = {(reply.node, failed.pid): f"({failed.error.message})" for failed in reply.failures}
-        for thread in (thread_of(reply.node, one) for one in reply.threads):
-            if thread["trains"]:
-                found[reply.node, thread["pid"]] = innermost(thread["frames"]) or ""
-        return reply.node, found
+async def _frames(node: Node, pids: tuple[int, ...], seconds: float) -> tuple[str, dict[Process, str]]:
+    """Returns the innermost Python frame of each process ``pids``, or why it could not be read."""
+    from probing.api.proto.probing.v1 import node_pb2 as pb
+    from probing.client.messages import thread_of
+
+    reply = await node.stacks(pb.StacksRequest(pids=pids), seconds)
+    frames: dict[Process, str] = {(reply.node, failed.pid): f"({failed.error.message})" for failed in reply.failures}
+    for thread in (thread_of(reply.node, thread) for thread in reply.threads):
+        if thread["trains"]:
+            frames[reply.node, thread["pid"]] = innermost(thread["frames"]) or ""
+    return reply.node, frames

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from probing.client.top.answers import Absent
-from probing.federation.execution.fanout import Failed, fan_out
+from probing.federation.execution.answer import Failed, Gathered
 
 __all__ = ("Health",)
 
@@ -18,12 +18,12 @@ _PATIENCE_S = 3.0
 
 
 class Health:
-    """``ask(address, seconds)`` returns the name of a node and raises ProbingError where it does not answer.
+    """``ask(addresses, seconds)`` asks nodes for their names.
 
     ``back`` is called when one answers again. Safe to use from several threads.
     """
 
-    def __init__(self, ask: Callable[[str, float], str], back: Callable[[], None]) -> None:
+    def __init__(self, ask: Callable[[Sequence[str], float], Gathered[None]], back: Callable[[], None]) -> None:
         self._ask = ask
         self._back = back
         self._lock = threading.Lock()
@@ -75,10 +75,10 @@ class Health:
 
     def _asked(self, addresses: tuple[str, ...]) -> bool:
         """Asks absent nodes; returns whether one is back."""
-        found = fan_out(addresses, lambda address, seconds: (self._ask(address, seconds), None), _PATIENCE_S)
-        for answered in found.answered:
+        gathered = self._ask(addresses, _PATIENCE_S)
+        for answered in gathered.answered:
             self.answered(answered.address, answered.node)
-        self.failed(found.failed)
-        if found.answered:
+        self.failed(gathered.failed)
+        if gathered.answered:
             self._back()
-        return bool(found.answered)
+        return bool(gathered.answered)

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from probing.api.errors import ProbingError
+from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.messages import Thread, thread_of
 from probing.client.render.rows import Row, rows_of
 from probing.client.top.model import RankKey
+from probing.client.wire.loop import wait
+from probing.client.wire.stream import Room
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -44,27 +47,24 @@ class RankFacts:
 def ask_rank(cluster: Cluster, address: str, key: RankKey) -> RankFacts:
     """Returns what the node at ``address`` knows of the process ``key``. What fails is a reason in it, no error."""
     _, pid, start_ns = key
-    connection = cluster.connection(address)
+    node = cluster.node(address)
     ops: list[Row] = []
     watched: list[Row] = []
     threads: list[Thread] = []
     reason = problem = ""
     asked = {"ops": _OPS.format(pid=pid, start_ns=start_ns), "variables": _WATCHED.format(pid=pid, start_ns=start_ns)}
     try:
-        ops, watched = (rows_of(reply.table) for reply in connection.query_all(asked, cluster.timeout, _MAX_BYTES))
+        ops, watched = (rows_of(reply.table) for reply in wait(node.replies(asked, cluster.timeout, Room(_MAX_BYTES))))
     except ProbingError as e:
         problem = e.message
     try:
-        threads, reason = _threads(cluster, address, pid)
+        threads, reason = _threads(wait(node.stacks(pb.StacksRequest(pids=[pid], locals=True), cluster.timeout)))
     except ProbingError as e:
         reason = e.message
     threads.sort(key=lambda thread: (thread["tid"] != pid, thread["tid"]))
     return RankFacts(key, tuple(threads), tuple(ops), tuple(watched), reason, problem)
 
 
-def _threads(cluster: Cluster, address: str, pid: int) -> tuple[list[Thread], str]:
-    from probing.api.proto.probing.v1 import node_pb2 as pb
-
-    reply = cluster.connection(address).stacks(pb.StacksRequest(pids=[pid], locals=True), cluster.timeout)
+def _threads(reply: pb.StacksReply) -> tuple[list[Thread], str]:
     threads = [thread_of(reply.node, thread, local_variables=True) for thread in reply.threads]
     return threads, "; ".join(failed.error.message for failed in reply.failures)

@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import resource
 from collections import OrderedDict
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from probing.api.errors import ProbingError
+from probing.api.errors import ProbingError, UsageError
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
-from probing.client.wire.connection import OPTIONS, checked, route_of, target_of
-from probing.client.wire.tls import Tls, credentials_of
+from probing.client.wire.credentials import Tls, credentials_of
+from probing.client.wire.proven import ProvenRoute
 
-__all__ = ("Channel", "Channels")
+__all__ = ("Channel", "Channels", "checked")
 
 _MOST = 2048
 # File descriptors that are left to the rest of the process.
 _SPARE = 256
-# A second channel to a node gets a connection of its own.
-_APART = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+_MAX_MESSAGE = 64 << 20
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    # gRPC would wait for up to two minutes before it connects again to a daemon that is back.
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    # A second channel to a node gets a connection of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+)
 
 
 class Channel:
-    """A channel to one node, with the stub of its service."""
+    """A channel to the node at ``address``, with the stub of its service. ``clear_token``: no TLS protects it."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, clear_token: str = "") -> None:
-        self._route = route_of(address, clear_token)
-        target = self._route.target if self._route else target_of(address)
-        if credentials is None or address.startswith("unix:"):
-            self._channel = grpc.aio.insecure_channel(target, options=_APART)
+        self.address = address
+        is_path = address.startswith("unix:")
+        self._route = ProvenRoute(address) if clear_token and not is_path else None
+        target = self._route.target if self._route else address if is_path else f"dns:///{address}"
+        if credentials is None or is_path:
+            self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         else:
-            self._channel = grpc.aio.secure_channel(target, credentials, options=_APART)
+            self._channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
         self.users = 0
         # The generated stub has no types.
         self.stub: Any = NodeStub(self._channel)
@@ -49,6 +62,7 @@ class Channel:
 
     async def close(self) -> None:
         await self._channel.close()
+        # A channel that is left open may not meet another socket at the target of its route.
         if self._route:
             self._route.close()
 
@@ -57,24 +71,32 @@ class Channels:
     """Belongs to one event loop."""
 
     def __init__(self, token: str, tls: Tls | None) -> None:
-        """Raises UsageError for files of ``tls`` that cannot be used."""
-        self._credentials = None if tls is None else credentials_of(tls)
-        self._clear_token = token if tls is None else ""
+        self.clear_token = token if tls is None else ""
+        self._tls = tls
         self._kept: OrderedDict[str, Channel] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # A proven route takes three descriptors more.
-        self._most = max(32, min(_MOST, (soft - _SPARE) // (5 if self._clear_token else 2)))
+        self._most = max(32, min(_MOST, (soft - _SPARE) // (5 if self.clear_token else 2)))
 
-    def open(self, address: str) -> Channel:
-        """Returns a channel that its user closes. Raises UsageError as ``Connection`` does."""
-        return Channel(checked(address, self._clear_token), self._credentials, self._clear_token)
+    @cached_property
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        return None if self._tls is None else credentials_of(self._tls)
 
-    def take(self, address: str) -> Channel:
-        """Returns the channel that is kept for ``address``; ``give_back`` ends the use."""
-        channel = self._kept.get(address)
+    def take(self, address: str, *, apart: bool = False) -> Channel:
+        """Returns the channel that is kept for ``address``, or a new one that is not kept if it is to be ``apart``.
+
+        ``give_back`` ends the use. Raises UsageError for a wrong address, for files of TLS that cannot be used, and for
+        a token that would travel in the clear.
+        """
+        channel = None if apart else self._kept.get(address)
         if channel is None:
-            channel = self._kept[address] = self.open(address)
-        self._kept.move_to_end(address)
+            credentials = None if address.startswith("unix:") else self._credentials
+            channel = Channel(checked(address, self.clear_token), credentials, self.clear_token)
+            if not apart:
+                self._kept[address] = channel
+        if not apart:
+            self._kept.move_to_end(address)
         channel.users += 1
         return channel
 
@@ -82,14 +104,47 @@ class Channels:
         channel = self._kept.get(address)
         return channel is not None and channel.connected
 
-    async def give_back(self, channel: Channel) -> None:
-        """Closes what was not used for longest, where too many are open."""
+    def give_back(self, channel: Channel) -> None:
+        """Closes the channel if it is not kept, and what was not used for longest, where too many are open."""
         channel.users -= 1
+        if self._kept.get(channel.address) is not channel:
+            self._close(channel)
         surplus = len(self._kept) - self._most
         idle = islice((address for address, kept in self._kept.items() if not kept.users), max(surplus, 0))
         for address in list(idle):
-            await self._kept.pop(address).close()
+            self._close(self._kept.pop(address))
+
+    def _close(self, channel: Channel) -> None:
+        task = asyncio.ensure_future(channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         while self._kept:
             await self._kept.popitem()[1].close()
+
+
+def checked(address: str, token: str) -> str:
+    """Returns ``address``. Raises UsageError where it is none, or where ``token`` would travel in the clear."""
+    if address.startswith("unix:"):
+        if len(address) == len("unix:"):
+            raise UsageError("unix: needs a path", hint="give unix:/run/probingd/probingd.sock or HOST:PORT")
+        return address
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"{address} is no address of a node", hint="give unix:PATH or HOST:PORT")
+    if token and not _is_loopback(host):
+        raise UsageError(
+            f"the token would travel in the clear to {address}",
+            hint="use TLS (--tls-ca FILE), or a tunnel to a loopback port, or leave the token out",
+        )
+    return address
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,14 +1,20 @@
-"""What of a token each node is shown: the token itself, what is bound to the node's name, or nothing."""
+"""What a node is shown: of a token the token itself, what is bound to the node's name, or nothing; and by TLS."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
-from probing.api.errors import PeerError
+import grpc
+
+from probing.api.errors import PeerError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import bound, shown
 
-__all__ = ("Credentials",)
+__all__ = ("Credentials", "Tls", "credentials_of")
+
+_MAX_FILE = 1 << 20
 
 
 class Credentials:
@@ -49,3 +55,32 @@ class Credentials:
     def may_be_passed_on(self, address: str) -> bool:
         """Returns whether another node may learn what the node at ``address`` is shown."""
         return not self.token or address in self._nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Paths of PEM files. ``ca``: authorities of nodes, empty for the system's. ``cert``, ``key``: both or none."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+def credentials_of(tls: Tls) -> grpc.ChannelCredentials:
+    """Reads the files of ``tls``. Raises UsageError."""
+    if bool(tls.cert) != bool(tls.key):
+        raise UsageError("a certificate and its key are needed together", hint="give both --tls-cert and --tls-key")
+    ca, key, cert = (_read(name) if name else None for name in (tls.ca, tls.key, tls.cert))
+    for name, text in ((tls.ca, ca), (tls.cert, cert)):
+        # gRPC would report what it cannot use in its own log alone.
+        if text is not None and b"-----BEGIN CERTIFICATE-----" not in text:
+            raise UsageError(f"{name} has no certificate", hint="it must be PEM")
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _read(name: str) -> bytes:
+    try:
+        with Path(name).open("rb") as file:
+            return file.read(_MAX_FILE)
+    except OSError as e:
+        raise UsageError(f"cannot read {name}: {e.strerror}") from None

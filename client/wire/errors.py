@@ -1,77 +1,71 @@
-"""Errors of calls: those that the node reports, and those of the connection, with the reason and a hint."""
+"""Errors of calls that the connection reports, with the reason and a hint."""
 
 from __future__ import annotations
 
+import asyncio
 import grp
 import os
 import pwd
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import grpc
 
-from probing.api.errors import InternalError, PeerError, PrivilegeError, ProbingError, error_from
-from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.api.wire import ERROR_KEY
+from probing.api.errors import BROKEN, LATE, UNKNOWN_CALL, PeerError, PrivilegeError, ProbingError
+from probing.federation.execution.asking import late
 
-__all__ = ("diagnose", "error_of", "is_late", "too_old")
+__all__ = ("diagnose", "error_of", "too_old")
 
 _DENIED = "permission denied"
 _UNKNOWN_HOST = "the host name is not known"
-_LATE = ("no answer in time", "no connection in time")
+_LATE = "no connection in time"
+# gRPC has one status for a node that cannot be reached and for a connection that broke; its text tells them apart.
+_UNCONNECTED = "failed to connect"
 # What grpcio 1.85 says of a server that does not speak gRPC.
 _OTHER_PROTOCOL = ("Failed parsing HTTP/2", "http1.x server", "Received http2 header with status")
 _OTHER_HINT = "another service listens there: -t takes the socket, or the port of `listen`, not that of `http`"
+_threads = ThreadPoolExecutor(8, thread_name_prefix="why")
 
 
-def error_of(address: str, error: grpc.RpcError) -> ProbingError:
-    """Returns the error of a call to ``address``."""
-    trailing: Any = error.trailing_metadata() or ()
-    sent = next((value for key, value in trailing if key == ERROR_KEY), None)
-    if isinstance(sent, bytes):
-        message = pb.Error()
-        try:
-            message.ParseFromString(sent)
-        except ValueError:
-            return InternalError(f"{address} sent an error that cannot be read")
-        return error_from(message.kind, message.message, message.hint)
+async def error_of(address: str, error: grpc.RpcError, seconds: float, *, connected: bool) -> ProbingError:
+    """Returns the error of a call to ``address`` that might take ``seconds``. ``connected``: there is a connection."""
     code, details = error.code(), str(error.details() or "").strip()
     if code is grpc.StatusCode.UNAVAILABLE:
-        return _unreached(address, details)
+        why = await asyncio.get_running_loop().run_in_executor(_threads, diagnose, address)
+        return _unreached(address, details, why)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        why = diagnose(address) or _LATE[0]
-        return PeerError(f"{address} does not answer: {why}", hint="raise --timeout, or ask its `probingctl status`")
+        return late(address, seconds, "answer" if connected else "connection")
+    said = details or code.name.lower()
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         hint = "give the node's token by --token-file or PROBING_AUTH_TOKEN"
-        return PrivilegeError(f"{address} refused: {details or code.name.lower()}", hint=hint)
+        return PrivilegeError(f"{address} refused: {said}", hint=hint)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return too_old(address)
-    return PeerError(f"{address}: {code.name.lower()}: {details}" if details else f"{address}: {code.name.lower()}")
+    reason = f"{code.name.lower()}: {details}" if details else said
+    # CANCELLED: gRPC of the node had too many calls to begin this one.
+    broken = BROKEN if code is grpc.StatusCode.CANCELLED else ""
+    return PeerError(f"{address}: {reason}", reason=reason, code=broken)
 
 
 def too_old(address: str) -> PeerError:
     """Returns the error of a node that does not know a request."""
     hint = "its probingd is older than this probingctl, or it is another service"
-    return PeerError(f"{address} does not know this request", hint=hint)
+    return PeerError(f"{address} does not know this request", hint=hint, code=UNKNOWN_CALL)
 
 
-def is_late(error: ProbingError) -> bool:
-    """Whether a node did not answer in time, so that it may answer later."""
-    return isinstance(error, PeerError) and error.message.endswith((*_LATE, "it was not asked in time"))
-
-
-def _unreached(address: str, details: str) -> ProbingError:
+def _unreached(address: str, details: str, why: str) -> ProbingError:
     if any(text in details for text in _OTHER_PROTOCOL):
         return PeerError(f"{address} is no probingd: it does not speak gRPC", hint=_OTHER_HINT)
-    why = diagnose(address)
-    error = PeerError(f"{address} does not answer: {why or details or 'the connection broke'}")
+    reason = why or details or "the connection broke"
+    hint = ""
     if why == _DENIED:
         group = _group_of(address.removeprefix("unix:"))
-        error.hint = f"root and the group {group} may: `sudo usermod -aG {group} {_user()}`, then log in again"
+        hint = f"root and the group {group} may: `sudo usermod -aG {group} {_user()}`, then log in again"
     elif why == _UNKNOWN_HOST:
-        error.hint = "is the name spelt right? an IP address does as well"
-    return error
+        hint = "is the name spelt right? an IP address does as well"
+    code = LATE if why == _LATE else "" if details.startswith(_UNCONNECTED) else BROKEN
+    return PeerError(f"{address} does not answer: {reason}", hint=hint, code=code, reason=reason)
 
 
 def _group_of(path: str) -> str:
@@ -107,7 +101,7 @@ def diagnose(address: str) -> str:
     except ConnectionRefusedError:
         return "connection refused"
     except TimeoutError:
-        return _LATE[1]
+        return _LATE
     except socket.gaierror:
         return _UNKNOWN_HOST
     except OSError as e:

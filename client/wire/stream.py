@@ -1,133 +1,188 @@
-"""Reads record batches from the messages of one call, in bounded memory.
-
-The node is not trusted. Each message of the Arrow stream is checked before it is decoded (its size, its number of rows,
-and that it is not compressed, because it could expand to any size), and each batch is validated before it is returned.
-https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
-"""
+"""Rows of one node from the messages of one call: of one SELECT, or of several statements in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import grpc
-
-from probing.api.errors import PartialAnswer, ProbingError
+from probing.api.errors import TOO_LARGE, PartialAnswer, PeerError, QueryMemory, error_from
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.api.wire import NODE_KEY, UNLIMITED
-from probing.client.interrupt import closed, sheltered
-from probing.client.wire.arrow_checks import no_stream
-from probing.client.wire.arrow_source import ArrowSource, broken_off
+from probing.client.wire.arrow import ArrowReader, Next, broken_off
+from probing.client.wire.loop import in_loop, wait
+from probing.federation.execution.answer import Reply
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ("MAX_WARNINGS", "Stream", "require_all_rows")
+__all__ = ("Messages", "Room", "Stream", "batches", "read_replies")
 
-MAX_WARNINGS = 1000
+_MAX_WARNINGS = 1000
+_HELD = "narrow the time range, or aggregate; `probingctl query` and Cluster.stream have no such bound"
+Watch = Callable[[pb.QueryProgress], None]
+
+
+class Room:
+    """Counts the bytes of answers that are held together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._left = max_bytes
+
+    def take(self, size: int) -> None:
+        """Raises QueryMemory where there is no room for ``size`` bytes."""
+        self._left -= size
+        if self._left < 0:
+            raise QueryMemory(f"the answer is larger than {self.max_bytes} bytes", hint=_HELD, code=TOO_LARGE)
+
+    def give_back(self, size: int) -> None:
+        self._left += size
+
+
+class Messages:
+    """The messages of a call but for its progress, which ``watch`` gets. ``size``: bytes so far, taken of ``room``."""
+
+    def __init__(self, receive: Next, room: Room, watch: Watch | None = None) -> None:
+        self.size = 0
+        # When the last message came (time.monotonic_ns()).
+        self.last_ns = 0
+        self._receive = receive
+        self._room = room
+        self._watch = watch
+
+    async def next(self) -> pb.QueryReply | None:
+        while (part := await self._receive()) is not None:
+            self.last_ns = time.monotonic_ns()
+            if part.WhichOneof("part") != "progress":
+                self.size += len(part.arrow)
+                self._room.take(len(part.arrow))
+                return part
+            if self._watch is not None:
+                self._watch(part.progress)
+        return None
 
 
 class Stream:
-    """The rows of one SELECT at one node: iterate for record batches, and close it. Not for several threads.
+    """The rows of one SELECT at one node: coroutines of the loop.
 
-    ``schema`` waits for the first rows; ``node``, ``rows_scanned``, ``node_time_ns`` and ``warnings`` are set after the
-    last batch. All raise the node's errors, or PeerError.
+    ``node``, ``rows_scanned``, ``node_time_ns`` and ``warnings`` are set after the last batch. All raise the node's
+    errors, or PeerError.
     """
 
     def __init__(
         self,
-        call: Any,
-        translate: Callable[[grpc.RpcError], ProbingError],
+        messages: Next,
         *,
-        max_bytes: int = UNLIMITED,
-        watch: Callable[[pb.QueryProgress], None] | None = None,
-        ask_name: Callable[[], str] = str,
+        name: Callable[[], Awaitable[str]] | None = None,
         check: Callable[[str], None] = lambda _: None,
+        end: Callable[[], None] = lambda: None,
         strict: bool = False,
     ) -> None:
-        """``call`` yields QueryReply messages; ``translate`` converts gRPC's errors to ours.
-
-        ``ask_name`` asks a node for its name where the call does not contain it, and ``check`` raises for the name of
-        another one. Raises QueryMemory above
-        ``max_bytes``, and under ``strict`` PartialAnswer behind the last row where the node lacks rows.
-        """
+        """``name`` returns the node's name before its rows end; ``check`` raises for that of another node. ``end`` ends
+        the call. Under ``strict`` PartialAnswer is raised behind the last row where the node lacks rows."""
         self.node = ""
         self.rows = 0
         self.rows_scanned = 0
         self.node_time_ns = 0
         self.warnings: tuple[str, ...] = ()
-        self._call = call
-        self._translate = translate
-        self._source = ArrowSource(call, max_bytes, watch)
-        self._reader: Any = None
-        self._ask_name = ask_name
+        self._reader = ArrowReader(messages)
+        self._name = name
         self._check = check
+        self._end = end
         self._strict = strict
 
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Ends the call; the node stops working on it."""
-        closed(self._call.cancel)
+        """Ends the call; the node stops working on it. For any thread."""
+        in_loop(self._end)
 
-    @property
-    def schema(self) -> pa.Schema:
-        if self._reader is None:
-            self._reader = self._guarded(self._source.open)
-        schema: pa.Schema = self._reader.schema
-        return schema
+    async def schema(self) -> pa.Schema:
+        return await self._reader.schema()
 
-    def name(self) -> str:
-        """Returns the node's name before its rows end."""
-        sent = dict(sheltered(self._call.initial_metadata) or ()).get(NODE_KEY)
-        name = sent[:256].decode("utf-8", "replace") if isinstance(sent, bytes) else self._ask_name()
+    async def name(self) -> str:
+        name = await self._name() if self._name is not None else ""
         self._check(name)
         return name
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        _ = self.schema
-        while (batch := self._guarded(self._next)) is not None:
+    async def next(self) -> pa.RecordBatch | None:
+        """Returns the next batch, None behind the last one."""
+        if (batch := await self._reader.next()) is not None:
             self.rows += batch.num_rows
-            yield batch
-        end = self._guarded(self._source.end)
+            return batch
+        end = await self._reader.end()
         if end.rows != self.rows:
             raise broken_off()
         self._check(end.node)
-        self.node, self.rows_scanned, self.warnings = end.node, end.rows_scanned, tuple(end.warnings[:MAX_WARNINGS])
+        self.node, self.rows_scanned, self.warnings = end.node, end.rows_scanned, tuple(end.warnings[:_MAX_WARNINGS])
         self.node_time_ns = end.node_time_ns
-        require_all_rows(self.node, self.warnings, strict=self._strict)
+        _require_all_rows(self.node, self.warnings, strict=self._strict)
+        return None
 
-    def _next(self) -> pa.RecordBatch | None:
-        batch = next(self._reader, None)
-        if batch is not None:
-            # Offsets may be out of bounds.
-            batch.validate(full=True)
-        return batch
-
-    def _guarded(self, step: Callable[[], Any]) -> Any:
+    async def table(self) -> pa.Table:
+        schema, parts = await self.schema(), []
+        while (batch := await self.next()) is not None:
+            parts.append(batch)
         import pyarrow as pa
 
-        try:
-            return step()
-        except grpc.RpcError as e:
-            raise self._translate(e) from None
-        except (pa.ArrowException, OSError, EOFError) as e:
-            # Arrow may have wrapped the error that stopped the reading.
-            if isinstance(self._source.error, grpc.RpcError):
-                raise self._translate(self._source.error) from None
-            if self._source.error is not None:
-                raise self._source.error from None
-            raise no_stream(str(e)) from None
+        return pa.Table.from_batches(parts, schema)
 
 
-def require_all_rows(node: str, warnings: Sequence[str], *, strict: bool) -> None:
+def batches(stream: Stream) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of ``stream`` outside of the loop."""
+    while (batch := wait(stream.next())) is not None:
+        yield batch
+
+
+async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool) -> tuple[list[Reply], int]:
+    """Returns the rows of the SELECT of ``request``, or of each of its statements, and the time of the node (ns).
+
+    Raises the error of the first statement that failed, with its name, and whatever ``Stream`` raises.
+    """
+    if not request.statements:
+        stream = Stream(messages, strict=strict)
+        table = await stream.table()
+        return [Reply(stream.node, table, stream.rows_scanned, stream.warnings)], stream.node_time_ns
+    parts = [_Statement(messages, statement.name) for statement in request.statements]
+    tables = [await Stream(part.next).table() for part in parts]
+    last = await messages()
+    if last is None or last.WhichOneof("part") != "end":
+        raise PeerError("the answer has no end", hint="ask again; `probingctl status` shows the node's state")
+    end = last.end
+    of_all = tuple(end.warnings[:_MAX_WARNINGS])
+    replies = [
+        Reply(end.node, table, end.rows_scanned, (*part.warnings, *of_all))
+        for table, part in zip(tables, parts, strict=True)
+    ]
+    _require_all_rows(end.node, [warning for reply in replies for warning in reply.warnings], strict=strict)
+    return replies, end.node_time_ns
+
+
+class _Statement:
+    """The messages of one statement, as those of a call that answers this statement alone."""
+
+    def __init__(self, messages: Next, name: str) -> None:
+        self.warnings: tuple[str, ...] = ()
+        self._messages = messages
+        self._name = name
+        self._over = False
+
+    async def next(self) -> pb.QueryReply | None:
+        part = None if self._over else await self._messages()
+        kind = None if part is None else part.WhichOneof("part")
+        self._over = kind != "arrow"
+        if part is None or kind == "end":
+            return None
+        return pb.QueryReply(end=self._end(part.statement)) if kind == "statement" else part
+
+    def _end(self, end: pb.StatementEnd) -> pb.QueryEnd:
+        if end.name != self._name:
+            raise PeerError(f"the node answered another statement than {self._name}", hint="ask again")
+        if end.HasField("error"):
+            raise error_from(end.error.kind, f"{self._name}: {end.error.message}", end.error.hint, end.error.code)
+        self.warnings = tuple(end.warnings[:_MAX_WARNINGS])
+        return pb.QueryEnd(rows=end.rows)
+
+
+def _require_all_rows(node: str, warnings: Sequence[str], *, strict: bool) -> None:
     """Raises PartialAnswer if ``strict`` and the node warns of missing rows."""
     if strict and warnings:
         raise PartialAnswer(f"{node} does not have all rows: {'; '.join(warnings[:8])}")

@@ -65,6 +65,8 @@ class Capability(NamedTuple):
     cost: str
     remedy: str
     reason: str = ""
+    # A right is missing to try it.
+    untried: bool = False
 
 
 def _errno(attempt: Callable[[], int]) -> int:
@@ -199,6 +201,6 @@ _LACKS = {
 def capabilities() -> list[Capability]:
     """Returns the lines of ``probingd check``. Raises nothing for a missing feature."""
     return [
-        Capability(name, error == 0, *_LACKS[name], os.strerror(error) if error else "")
+        Capability(name, error == 0, *_LACKS[name], os.strerror(error) if error else "", error == errno.EPERM)
         for name, error in _try_all().items()
     ]

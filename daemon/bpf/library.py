@@ -84,8 +84,8 @@ def find(host: str, own: Path) -> Library:
     try:
         return Library(_loaded(host))
     except OSError as e:
-        # Its path and reason come from the dynamic linker.
-        refused = f"the host has no {host}" if "No such file" in str(e) else str(e)
+        # The reason comes from the dynamic linker, as a text alone.
+        refused = f"the host has no {host} that can be loaded ({e})"
     except AttributeError as e:
         refused = f"that of the host is too old ({e})"
     hint = "install libbpf 1.x: libbpf1 on Debian and Ubuntu, libbpf on others; a wheel for this machine has its own"

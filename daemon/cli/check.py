@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import sys
@@ -167,7 +166,7 @@ def _library_and_features() -> Iterator[Finding]:
 
     for found in capabilities():
         needed = found.name in NEEDED_FEATURES
-        if found.reason == os.strerror(errno.EPERM):
+        if found.untried:
             detail = "cannot be tried without CAP_BPF and CAP_PERFMON"
             yield Finding(found.name, "unknown", needed, detail)
         else:

@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from probing.api.errors import FormatError, InternalError, QueryError, QueryMemory, StoreError
+from probing.api.errors import TOO_LARGE, FormatError, InternalError, QueryError, QueryMemory, StoreError
 from probing.api.tables import TABLES, Table
 from probing.api.tables.user import user_table_from
 from probing.daemon.arrow import Gathered
@@ -185,7 +185,7 @@ class Database:
         while data is not None:
             self._sent += len(data)
             if 0 < self._job.max_bytes < self._sent:
-                raise QueryMemory(f"the answer is larger than {self._job.max_bytes} bytes")
+                raise QueryMemory(f"the answer is larger than {self._job.max_bytes} bytes", code=TOO_LARGE)
             answer.started = True
             for start in range(0, len(data), CHUNK_BYTES):
                 send(data[start : start + CHUNK_BYTES])

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from probing.api.errors import QueryError, QueryRejected, QueryTimeout
+from probing.api.errors import WORKER_ENDED, QueryError, QueryRejected, QueryTimeout
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect
 from probing.daemon.query.cancellation import wait_readable
 
@@ -212,7 +212,7 @@ class WorkerPool:
             raise QueryTimeout("the query did not end in time") from None
         except ChannelClosed:
             kind, message, hint = _ENDED[self._role]
-            raise kind(message, hint=hint) from None
+            raise kind(message, hint=hint, code=WORKER_ENDED) from None
 
 
 def _hung_up(channel: Channel) -> bool:

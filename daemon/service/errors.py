@@ -40,15 +40,18 @@ def status_of(error: errors.ProbingError) -> grpc.StatusCode:
     return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
-def to_proto(kind: str, message: str, hint: str) -> pb.Error:
-    return pb.Error(kind=kind, message=_cut(message), hint=_cut(hint))
+def to_proto(error: errors.ProbingError) -> pb.Error:
+    reason = "" if error.reason == error.message else _cut(error.reason)
+    return pb.Error(
+        kind=error.kind, message=_cut(error.message), hint=_cut(error.hint), code=_cut(error.code), reason=reason
+    )
 
 
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any], error: errors.ProbingError, *, with_hint: bool = False
 ) -> NoReturn:
     """Ends the call with ``error``, in its text ``with_hint``; does nothing if the caller went away meanwhile."""
-    data = to_proto(error.kind, error.message, error.hint).SerializeToString()
+    data = to_proto(error).SerializeToString()
     context.set_trailing_metadata(((ERROR_KEY, data),))
     with suppress(grpc.aio.InternalError):
         text = f"{error.message} ({error.hint})" if with_hint and error.hint else error.message

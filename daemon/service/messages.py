@@ -10,6 +10,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from probing.api.errors import InternalError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.ipc import error_of
 from probing.daemon.service.errors import to_proto
 from probing.daemon.stack_wire import ProcessStacks, threads_of
 
@@ -133,10 +134,9 @@ def _thread(thread: Mapping[str, Any]) -> pb.Thread:
 
 
 def _failure(failure: Mapping[str, Any]) -> pb.TargetFailure:
-    error = failure["error"]
     return pb.TargetFailure(
         pid=failure["pid"],
         rank=failure.get("rank"),
         job=failure.get("job") or "",
-        error=to_proto(str(error.get("kind")), str(error.get("message")), str(error.get("hint") or "")),
+        error=to_proto(error_of(failure["error"])),
     )

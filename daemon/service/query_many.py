@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from probing.api.errors import (
+    BROKEN,
     ConfigError,
     NotFound,
     Overloaded,
@@ -24,15 +25,14 @@ from probing.api.errors import (
     PrivilegeError,
     ProbingError,
     UsageError,
-    error_from,
 )
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
-from probing.api.wire import ERROR_KEY, MAX_PEERS, shown
+from probing.api.wire import MAX_PEERS, reported_error, shown
 from probing.daemon.service.errors import to_proto
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.outgoing import Outgoing
-from probing.federation.execution.asking import Again, Policy, ask_many
+from probing.federation.execution.asking import Policy, ask_many
 
 __all__ = ("QueryMany",)
 
@@ -147,8 +147,7 @@ class _Writer:
     async def failed(self, address: str, error: ProbingError) -> None:
         if address not in self._done:
             self._done.add(address)
-            why = to_proto(error.kind, error.message, error.hint)
-            await self._write(pb.QueryManyReply(address=address, done=True, error=why))
+            await self._write(pb.QueryManyReply(address=address, done=True, error=to_proto(error)))
 
     async def _write(self, reply: pb.QueryManyReply) -> None:
         async with self._turn:
@@ -211,18 +210,14 @@ class _Question:
         return True
 
 
-def _error_of(address: str, error: Any) -> Exception:
-    for key, value in error.trailing_metadata() or ():
-        if key == ERROR_KEY:
-            sent = pb.Error()
-            try:
-                sent.ParseFromString(value)
-            except ValueError:
-                break
-            return error_from(sent.kind, sent.message, sent.hint)
+def _error_of(address: str, error: Any) -> ProbingError:
+    if (sent := reported_error(error)) is not None:
+        return sent
     code, details = error.code(), " ".join(str(error.details() or "").split())[:200]
+    # gRPC has one status for a call that broke and for a node that cannot be reached.
     unconnected = details.startswith("failed to connect")
     if unconnected:
         details = "connection refused" if "refused" in details else "no connection in time"
-    found = PeerError(f"{address} does not answer: {details or code.name.lower()}")
-    return Again(found) if code in _BROKEN and not unconnected else found
+    reason = details or code.name.lower()
+    broken = BROKEN if code in _BROKEN and not unconnected else ""
+    return PeerError(f"{address} does not answer: {reason}", code=broken, reason=reason)

@@ -185,7 +185,7 @@ def _names(request: pb.QueryRequest) -> list[str]:
 
 
 def _statement_end(end: StatementEnd, name: str) -> pb.StatementEnd:
-    error = None if end.error is None else to_proto(end.error.kind, end.error.message, end.error.hint)
+    error = None if end.error is None else to_proto(end.error)
     return pb.StatementEnd(name=name, rows=end.rows, warnings=end.warnings, error=error)
 
 

@@ -1,19 +1,163 @@
-"""Answers of nodes, and of all nodes together. Imports no engine, so that a question to one node loads none."""
+"""Answers of nodes, one by one and together, and which nodes did not answer. Imports no engine, which takes long."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypedDict, TypeVar
 
+from probing.api.errors import PartialAnswer, PeerError, ProbingError, QueryMemory
 from probing.federation.execution.clocks import Offset
-from probing.federation.execution.fanout import Gathered
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import NotRequired
 
-__all__ = ("Answer", "Gather", "Reply", "Rows", "Take")
+__all__ = (
+    "Answer",
+    "Answered",
+    "AnsweredReport",
+    "DetourReport",
+    "Failed",
+    "FailedReport",
+    "Gather",
+    "Gathered",
+    "OutcomeReport",
+    "Reply",
+    "Rows",
+    "Take",
+    "held_back",
+    "twice",
+)
+
+T = TypeVar("T")
+MAX_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Generic[T]):
+    """A node that answered: its ``address``, the name it gave itself, its answer, and the offset of its clock."""
+
+    address: str
+    node: str
+    value: T
+    clock: Offset | None = None
+
+
+class Failed(NamedTuple):
+    """A node without a valid answer. ``node`` is empty where its name is unknown."""
+
+    address: str
+    node: str
+    error: ProbingError
+
+    @property
+    def reason(self) -> str:
+        """The message, without the address that is shown beside it."""
+        return self.error.reason
+
+
+class AnsweredReport(TypedDict):
+    """The offset of the node's clock from ours is there where it was measured."""
+
+    address: str
+    node: str
+    clock_offset_ns: NotRequired[int]
+    clock_error_ns: NotRequired[int]
+
+
+class FailedReport(TypedDict):
+    """``kind`` names a class of probing.api.errors."""
+
+    address: str
+    node: str | None
+    kind: str
+    reason: str
+
+
+class DetourReport(TypedDict):
+    address: str
+    reason: str
+
+
+class OutcomeReport(TypedDict):
+    """Which addresses were asked, which answered, and why the others failed. ``detours``: see Gathered."""
+
+    asked: list[str]
+    answered: list[AnsweredReport]
+    failed: list[FailedReport]
+    detours: NotRequired[list[DetourReport]]
+
+
+@dataclass(slots=True)
+class Gathered(Generic[T]):
+    """The outcome of a question to many nodes, in the order of the addresses."""
+
+    asked: tuple[str, ...]
+    answered: list[Answered[T]] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    # Nodes that did not pass on the answers of others, which were then asked directly.
+    detours: list[Failed] = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def add(self, address: str, node: str, value: T) -> None:
+        """Counts an answer; that of a node under a second address has failed: its rows would count twice."""
+        other = self._names.setdefault(node, address)
+        if other != address:
+            self.failed.append(Failed(address, node, twice(node, other)))
+        else:
+            self.answered.append(Answered(address, node, value))
+
+    def require(self, *, strict: bool) -> None:
+        """Raises the nodes' error where none answered, and PartialAnswer under ``strict`` where one failed."""
+        if not self.failed:
+            return
+        if not self.answered:
+            raise _common(self.failed)
+        if strict:
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Raises PartialAnswer with the names of the nodes that failed."""
+        names = ", ".join(f"{f.node or f.address} ({f.reason})" for f in self.failed[:8])
+        raise PartialAnswer(f"{len(self.failed)} of {len(self.asked)} nodes did not answer: {names}")
+
+    def report(self) -> OutcomeReport:
+        report: OutcomeReport = {
+            "asked": list(self.asked),
+            "answered": [_answered_report(answered) for answered in self.answered],
+            "failed": [
+                {"address": f.address, "node": f.node or None, "kind": f.error.kind, "reason": f.reason}
+                for f in self.failed
+            ],
+        }
+        if self.detours:
+            report["detours"] = [{"address": f.address, "reason": f.reason} for f in self.detours]
+        return report
+
+
+def twice(node: str, other: str) -> PeerError:
+    """Returns the error of a second address that answers with the name of ``other``."""
+    return PeerError(f"it answers as {node}, as {other} does", hint="give every daemon its own --node-name")
+
+
+def _answered_report(answered: Answered[Any]) -> AnsweredReport:
+    report: AnsweredReport = {"address": answered.address, "node": answered.node}
+    if answered.clock is not None:
+        report["clock_offset_ns"], report["clock_error_ns"] = answered.clock.offset_ns, answered.clock.error_ns
+    return report
+
+
+def _common(failed: list[Failed]) -> ProbingError:
+    """Returns one error for all nodes: theirs where it is the same, else a list of reasons."""
+    first = failed[0].error
+    if all((f.error.kind, f.error.message) == (first.kind, first.message) for f in failed):
+        return first
+    if all(f.error.kind == first.kind and not isinstance(f.error, PeerError) for f in failed):
+        return first
+    reasons = "; ".join(f"{f.address}: {f.reason}" for f in failed[:4])
+    return PeerError(f"none of {len(failed)} nodes answered: {reasons}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +194,8 @@ class Answer:
 
     @property
     def warnings(self) -> list[str]:
-        found = [f"{r.node}: {w}" for a in self.gathered.answered for r in a.value for w in r.warnings]
-        return list(dict.fromkeys(found))
+        lines = [f"{r.node}: {w}" for a in self.gathered.answered for r in a.value for w in r.warnings]
+        return list(dict.fromkeys(lines))
 
 
 class Rows:
@@ -84,3 +228,29 @@ class Rows:
     def close(self) -> None:
         self._batches.close()
         self._cancel()
+
+
+def held_back(rows: Rows, max_bytes: int = MAX_BYTES) -> Rows:
+    """Returns ``rows`` such that the first batch comes after the last has arrived, so that an error precedes all rows.
+
+    They wait in an unnamed file in the temporary directory. Raises QueryMemory, when read, beyond ``max_bytes``.
+    """
+    return Rows(rows.schema, _batches(rows, max_bytes), rows.warnings, rows.close)
+
+
+def _batches(rows: Rows, max_bytes: int) -> Generator[pa.RecordBatch, None, None]:
+    import tempfile
+
+    import pyarrow as pa
+
+    with rows, tempfile.TemporaryFile(prefix="probing-rows-") as file:
+        with pa.ipc.new_stream(file, rows.schema) as writer:
+            for batch in rows:
+                writer.write_batch(batch)
+                if file.tell() > max_bytes:
+                    raise QueryMemory(
+                        f"the answer is larger than the {max_bytes >> 20} MB that --strict holds back",
+                        hint="narrow the time range, or leave --strict away: rows are then written as they come",
+                    )
+        file.seek(0)
+        yield from pa.ipc.open_stream(file)

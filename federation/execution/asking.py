@@ -14,23 +14,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from probing.api.errors import PeerError, ProbingError
-from probing.federation.execution.fanout import Failed, Gathered, late
+from probing.api.errors import BROKEN, LATE, PeerError, ProbingError
+from probing.federation.execution.answer import Failed, Gathered
 
-__all__ = ("Again", "Ask", "Policy", "ask_many")
+__all__ = ("ONCE", "Ask", "Policy", "ask_many", "late")
 
 T = TypeVar("T")
 # Asks an address: the seconds that are left, and how often it was asked before. Returns the node's name and answer.
 Ask = Callable[[str, float, int], Awaitable[tuple[str, T]]]
 _GLANCE_S = 0.02
-
-
-class Again(Exception):
-    """The call failed with ``error`` on the way, so that another one may succeed."""
-
-    def __init__(self, error: ProbingError) -> None:
-        super().__init__(error.message)
-        self.error = error
 
 
 class Policy(NamedTuple):
@@ -52,6 +44,10 @@ class Policy(NamedTuple):
     grace_s: float = 0.5
 
 
+# For questions that change something at a node.
+ONCE = Policy(retries=0, hedges=0)
+
+
 async def ask_many(
     addresses: Sequence[str],
     ask: Ask[T],
@@ -63,7 +59,8 @@ async def ask_many(
 ) -> Gathered[T]:
     """Calls ``ask`` for every address; returns who answered, and why the others failed, in the order of addresses.
 
-    ``ask`` raises ProbingError or Again; another exception ends the question. Only a node that is ``alive`` is hedged.
+    ``ask`` raises ProbingError, with the code BROKEN where another call may succeed; another exception ends the
+    question. Only a node that is ``alive`` is hedged.
     ``answered(address, well)`` is called as each node is done.
     """
     return await _Round(tuple(dict.fromkeys(addresses)), ask, timeout, policy, alive, answered).run()
@@ -144,18 +141,17 @@ class _Round(Generic[T]):
         return found
 
     async def _tries(self, address: str) -> tuple[str, T]:
-        for attempt in range(self._policy.retries + 1):
-            left = self._deadline - self._loop.time()
-            if left <= 0:
-                raise PeerError("it was not asked in time", hint="raise --timeout, or ask fewer nodes")
+        attempt = 0
+        while (left := self._deadline - self._loop.time()) > 0:
             try:
                 return await self._hedged(address, left, attempt)
-            except Again as e:
-                error = e.error
-            if self._deadline - self._loop.time() <= self._policy.pause_s:
-                break
+            except ProbingError as e:
+                left = self._deadline - self._loop.time()
+                if e.code != BROKEN or attempt == self._policy.retries or left <= self._policy.pause_s:
+                    raise
+            attempt += 1
             await asyncio.sleep(self._policy.pause_s)
-        raise error
+        raise PeerError("it was not asked in time", hint="raise --timeout, or ask fewer nodes", code=LATE)
 
     async def _hedged(self, address: str, left: float, attempt: int) -> tuple[str, T]:
         call: _Call[T] = _Call(address, self._loop.time(), self._loop.create_future())
@@ -182,7 +178,8 @@ class _Round(Generic[T]):
         """The first answer counts. Where a call breaks, the other one does."""
         error = None if task.cancelled() else task.exception()
         others = any(not other.done() for other in call.tasks)
-        if call.outcome.done() or (others and (task.cancelled() or isinstance(error, Again))):
+        broken = task.cancelled() or (isinstance(error, ProbingError) and error.code == BROKEN)
+        if call.outcome.done() or (others and broken):
             return
         if task.cancelled():
             call.outcome.cancel()
@@ -212,6 +209,12 @@ class _Round(Generic[T]):
         if number < max(self._policy.hedge_after, len(self._addresses) // 2):
             return None
         return 1.5 * self._took[int(0.95 * number)] + _GLANCE_S
+
+
+def late(address: str, seconds: float, what: str = "answer") -> PeerError:
+    """Returns the error of a node whose answer, or ``what`` it is, did not come in time."""
+    reason = f"no {what} within {round(seconds, 1):g} s"
+    return PeerError(f"{address} does not answer: {reason}", hint="raise --timeout", code=LATE, reason=reason)
 
 
 def _once(function: Callable[[], None]) -> Callable[[], None]:

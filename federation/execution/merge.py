@@ -10,59 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 import duckdb
 import pyarrow as pa
 
-from probing.api.errors import EngineDiffers, PeerError, ProbingError, QueryMemory, QueryTimeout
-from probing.federation.execution.answer import Answer, Gather, Reply, Take
-from probing.federation.execution.fanout import Answered, Failed, Gathered, fan_out
+from probing.api.errors import TOO_LARGE, EngineDiffers, PeerError, QueryMemory, QueryTimeout
+from probing.federation.execution.answer import Answer, Answered, Failed, Gather, Gathered, Reply
 from probing.federation.planning.catalog import create_table, open_database, quoted
 from probing.federation.planning.split import Part, Plan
 from probing.federation.sql.errors import from_duckdb
 
-__all__ = ("SAME_VERSION", "Ask", "AskAll", "by_threads", "create_part", "run", "run_all")
+__all__ = ("SAME_VERSION", "create_part", "run_all")
 
 # Bytes of an answer that is copied into one piece.
 _SMALL = 32 << 20
 # What may be spilled to disk, in parts of the memory.
 _SPILLED = 8
 SAME_VERSION = "run the same version of probingd on all nodes"
-
-# Asks an address for the rows of one SELECT, or of several by name; the seconds bound the whole request.
-Ask = Callable[[str, str, float], Reply]
-AskAll = Callable[[str, Mapping[str, str], float], Sequence[Reply]]
-
-
-def run(
-    plan: Plan,
-    addresses: Sequence[str],
-    ask: Ask,
-    *,
-    timeout: float = 30.0,
-    max_bytes: int = 256 << 20,
-    strict: bool = False,
-    watch: Callable[[Gathered[tuple[Reply, ...]]], None] = lambda _: None,
-) -> Answer:
-    """As ``run_all`` of one plan, whose parts are asked one after the other by ``ask(address, sql, seconds)``."""
-
-    def ask_all(address: str, statements: Mapping[str, str], seconds: float) -> list[Reply]:
-        return [ask(address, sql, seconds) for sql in statements.values()]
-
-    return run_all(
-        {"": plan}, addresses, by_threads(ask_all), timeout=timeout, max_bytes=max_bytes, strict=strict, watch=watch
-    )[""]
-
-
-def by_threads(ask: AskAll) -> Gather:
-    """Returns what asks each address by ``ask`` in a thread."""
-
-    def gather(
-        addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
-    ) -> Gathered[tuple[Reply, ...]]:
-        def parts(address: str, seconds: float) -> tuple[str, tuple[Reply, ...]]:
-            replies = tuple(take(reply) for reply in ask(address, statements, seconds))
-            return (replies[0].node if replies else address), replies
-
-        return fan_out(addresses, parts, timeout)
-
-    return gather
 
 
 def run_all(
@@ -92,7 +52,8 @@ def run_all(
         classic = {name: plan.classic or plan for name, plan in plans.items()}
         return run_all(classic, addresses, gather, timeout=left, max_bytes=max_bytes, strict=strict, watch=watch)
     watch(gathered)
-    if budget.exceeded or any(_too_large(failed.error) for failed in gathered.failed):
+    # The answer of one node alone may be too large, which fails the query, too.
+    if any(failed.error.code == TOO_LARGE for failed in gathered.failed):
         raise QueryMemory(
             f"the nodes' answers are larger than {max_bytes >> 20} MB together",
             hint="narrow the time range, or aggregate; only rows without ORDER BY, DISTINCT and LIMIT are streamed",
@@ -119,11 +80,6 @@ def _part_name(name: str, plan: Plan, part: Part) -> str:
     return name if len(plan.parts) == 1 else f"{name} {part.table}".strip()
 
 
-def _too_large(error: ProbingError) -> bool:
-    """Whether the answer of one node alone exceeds the bound, which fails the query."""
-    return isinstance(error, QueryMemory) and "the answer is larger than " in error.message
-
-
 class _Budget:
     """Bytes that the answers of all nodes may have together."""
 
@@ -131,15 +87,11 @@ class _Budget:
         self._left = max_bytes
         self._lock = threading.Lock()
 
-    @property
-    def exceeded(self) -> bool:
-        return self._left < 0
-
     def take(self, reply: Reply) -> Reply:
         with self._lock:
             self._left -= reply.table.nbytes
-        if self.exceeded:
-            raise QueryMemory("the answers are too large together")
+            if self._left < 0:
+                raise QueryMemory("the answers are too large together", code=TOO_LARGE)
         return reply
 
 

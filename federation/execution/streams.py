@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError
-from probing.federation.execution.answer import Rows
-from probing.federation.execution.fanout import Gathered, fan_out
+from probing.federation.execution.answer import Gathered, Rows, twice
+from probing.federation.execution.asking import ONCE, ask_many
 from probing.federation.execution.merge import SAME_VERSION, create_part
 from probing.federation.planning.catalog import open_database, quoted_column
 from probing.federation.planning.shapes import PART
 from probing.federation.planning.split import Plan
 
-__all__ = ("NodeStream", "OpenStream", "concatenates", "pour")
+__all__ = ("NodeStream", "OpenStream", "Start", "concatenates", "pour")
 
 # Batches that are buffered for the reader; behind that the nodes wait.
 _WAITING = 8
-_GLANCE_S = 0.1
-_JOIN_S = 5.0
 
 
 class NodeStream(Protocol):
@@ -31,17 +29,18 @@ class NodeStream(Protocol):
     node: str
     warnings: tuple[str, ...]
 
-    @property
-    def schema(self) -> pa.Schema: ...
+    async def schema(self) -> pa.Schema: ...
 
-    def name(self) -> str: ...
+    async def name(self) -> str: ...
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
+    async def next(self) -> pa.RecordBatch | None: ...
 
     def close(self) -> None: ...
 
 
-OpenStream = Callable[[str, str, float], NodeStream]
+OpenStream = Callable[[str, str, float], Awaitable[NodeStream]]
+# Runs work in the event loop of the streams; returns what ends it.
+Start = Callable[[Coroutine[Any, Any, None]], Callable[[], None]]
 
 
 def concatenates(plan: Plan) -> bool:
@@ -56,6 +55,7 @@ def pour(
     plan: Plan,
     addresses: Sequence[str],
     stream: OpenStream,
+    start: Start,
     *,
     timeout: float,
     strict: bool = False,
@@ -63,110 +63,92 @@ def pour(
 ) -> Rows:
     """Returns the rows of a plan that ``concatenates``; ``stream(address, sql, seconds)`` opens those of a node.
 
-    A node that fails before its first row is left out, as in merge.run; one that fails later raises PeerError, since
-    some of its rows were returned already. ``watch`` gets the outcome.
+    A node that fails before its first row is left out, as in merge.run_all; one that fails later raises PeerError,
+    since some of its rows were returned already. ``watch`` gets the outcome.
     """
     with open_database(memory_limit="256MiB", threads=1) as db:
         types = create_part(db, plan.parts[0])
     schema = pa.schema([pa.field(name, kind) for (name, _), kind in zip(plan.columns, types.types, strict=True)])
     source = _Pour(plan.parts[0].sql, schema, stream)
-    return Rows(schema, source.batches(addresses, timeout, strict, watch), source.warnings)
+    return Rows(schema, source.batches(start, addresses, timeout, strict, watch), source.warnings)
 
 
 class _Pour:
+    """Coroutines of the loop but for ``batches``, which the reader runs in its thread."""
+
     def __init__(self, sql: str, schema: pa.Schema, stream: OpenStream) -> None:
         self.warnings: list[str] = []
         self._sql = sql
         self._schema = schema
         self._stream = stream
-        self._queue: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(_WAITING)
-        self._stopped = threading.Event()
-        self._lock = threading.Lock()
+        # Written in C: a Ctrl-C of the reader leaves no lock of it held.
+        self._queue: SimpleQueue[pa.RecordBatch | BaseException | None] = SimpleQueue()
+        self._places = asyncio.Semaphore(_WAITING)
         self._names: dict[str, str] = {}
-        self._open: list[NodeStream] = []
-        self._out: dict[str, int] = {}
+        self._passed: dict[str, int] = {}
 
     def batches(
-        self, addresses: Sequence[str], timeout: float, strict: bool, watch: Callable[[Gathered[Any]], None]
+        self,
+        start: Start,
+        addresses: Sequence[str],
+        timeout: float,
+        strict: bool,
+        watch: Callable[[Gathered[Any]], None],
     ) -> Generator[pa.RecordBatch, None, None]:
-        thread = threading.Thread(target=self._ask_all, args=(addresses, timeout, strict, watch), daemon=True)
-        thread.start()
+        end = start(self._run(addresses, timeout, strict, watch))
         try:
-            while (found := self._queue.get()) is not None:
-                if isinstance(found, BaseException):
-                    raise found
-                yield found
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                self._loop.call_soon_threadsafe(self._places.release)
+                yield item
         finally:
-            self._stop()
-            thread.join(_JOIN_S)
+            # Ends the queries in flight at the nodes.
+            end()
 
-    def _stop(self) -> None:
-        """Ends the queries in flight at the nodes."""
-        self._stopped.set()
-        with self._lock:
-            for stream in self._open:
-                stream.close()
-
-    def _ask_all(
+    async def _run(
         self, addresses: Sequence[str], timeout: float, strict: bool, watch: Callable[[Gathered[Any]], None]
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         try:
-            gathered = fan_out(addresses, self._one, timeout)
+            gathered = await ask_many(addresses, self._one, timeout, ONCE)
             watch(gathered)
             gathered.require(strict=strict)
             # A node that timed out may have returned rows already.
             for failed in gathered.failed:
-                if rows := self._out.get(failed.address):
+                if rows := self._passed.get(failed.address):
                     raise _broken_off(failed.address, rows, failed.error)
-            self._put(None)
+            self._queue.put(None)
         except BaseException as e:
-            self._put(e)
+            self._queue.put(e)
 
-    def _put(self, found: pa.RecordBatch | BaseException | None) -> bool:
-        """Returns False where the reader has stopped."""
-        while not self._stopped.is_set():
-            try:
-                self._queue.put(found, timeout=_GLANCE_S)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def _one(self, address: str, seconds: float) -> tuple[str, int]:
-        stream = self._stream(address, self._sql, seconds)
-        with self._lock:
-            self._open.append(stream)
+    async def _one(self, address: str, seconds: float, _attempt: int) -> tuple[str, int]:
+        stream = await self._stream(address, self._sql, seconds)
         try:
-            if self._stopped.is_set():
-                raise PeerError("nobody waits for its rows any more")
-            return self._pass_on(address, stream)
+            return await self._pass_on(address, stream)
         except ProbingError as e:
             # Under --strict a node with missing rows has sent all the others.
-            if (rows := self._out.get(address)) and not isinstance(e, PartialAnswer):
-                self._put(_broken_off(address, rows, e))
+            if (rows := self._passed.get(address)) and not isinstance(e, PartialAnswer):
+                self._queue.put(_broken_off(address, rows, e))
             raise
         finally:
             stream.close()
 
-    def _pass_on(self, address: str, stream: NodeStream) -> tuple[str, int]:
-        schema = stream.schema
-        self._claim(stream.name(), address)
+    async def _pass_on(self, address: str, stream: NodeStream) -> tuple[str, int]:
+        schema = await stream.schema()
+        name = await stream.name()
+        # A node under two addresses would count twice.
+        if (other := self._names.setdefault(name, address)) != address:
+            raise twice(name, other)
         if len(schema) != len(self._schema):
             raise PeerError(f"it answered {len(schema)} columns for {len(self._schema)}", hint=SAME_VERSION)
-        for batch in stream:
-            if not self._put(self._fitted(batch)):
-                raise PeerError("nobody waits for its rows any more")
-            self._out[address] = self._out.get(address, 0) + batch.num_rows
-        with self._lock:
-            self.warnings.extend(f"{stream.node}: {warning}" for warning in stream.warnings)
-        return stream.node, self._out.get(address, 0)
-
-    def _claim(self, name: str, address: str) -> None:
-        """Raises PeerError for a node under two addresses, which would count twice."""
-        with self._lock:
-            other = self._names.setdefault(name, address)
-        if other != address:
-            raise PeerError(f"it answers as {name}, as {other} does", hint="give every daemon its own --node-name")
+        while (batch := await stream.next()) is not None:
+            fitted = self._fitted(batch)
+            await self._places.acquire()
+            self._queue.put(fitted)
+            self._passed[address] = self._passed.get(address, 0) + batch.num_rows
+        self.warnings.extend(f"{stream.node}: {warning}" for warning in stream.warnings)
+        return stream.node, self._passed.get(address, 0)
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         try:

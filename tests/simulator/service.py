@@ -57,8 +57,8 @@ class Service(NodeServicer):
             except ProbingError as e:
                 if not request.statements:
                     await abort(context, e)
-                error = to_proto(e.kind, e.message, e.hint)
-                await context.write(pb.QueryReply(statement=pb.StatementEnd(name=statement.name, error=error)))
+                end = pb.StatementEnd(name=statement.name, error=to_proto(e))
+                await context.write(pb.QueryReply(statement=end))
                 continue
             total += rows
             await context.write(pb.QueryReply(arrow=stream))

@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 import duckdb
 import pyarrow as pa
+from nodes_asked import Ask, run
 
 from probing.daemon.query.gate import check
 from probing.federation.execution.answer import Answer, Reply
-from probing.federation.execution.merge import Ask, run
 from probing.federation.planning.catalog import Catalog, open_database
 from probing.federation.planning.split import Plan, plan
 from probing.federation.sql.dialect import parse, to_sql

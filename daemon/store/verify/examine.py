@@ -11,6 +11,7 @@ from probing.daemon.store.decoder import Decoder
 from probing.daemon.store.directory_lock import lock_holder
 from probing.daemon.store.files import SystemFiles, open_file
 from probing.daemon.store.log.parts import TORN, WAL_DIR, part_number, part_path, scan_part
+from probing.daemon.store.log.records import ShortHeader
 from probing.daemon.store.manifest import MANIFEST, LoadedManifest, Segment, load_manifest
 from probing.daemon.store.recovery.set_aside import CORRUPT_DIR
 from probing.daemon.store.segments.reader import check_segment
@@ -158,7 +159,7 @@ class _Examination:
             raise
         except (FormatError, OSError) as e:
             # A daemon that is killed while it begins its newest part leaves less than a header.
-            newest_begun = void_from is None and "ends within its header" in str(e)
+            newest_begun = void_from is None and isinstance(e, ShortHeader)
             if newest_begun and self._found.daemon_pid:
                 # It lives, and is beginning the part.
                 return None

@@ -555,7 +555,7 @@ for sys.argv[1:] in json.loads(sys.argv[1]):
             yield command, set(json.loads(line))
 
     engines = {"duckdb", "sqlglot", "textual", "prompt_toolkit"}
-    wire = {"grpc", "google", "probing.client.wire.connection"}
+    wire = {"grpc", "google", "probing.client.wire.node"}
     rows = {"pyarrow", "pyarrow.compute", "numpy", "pyarrow.parquet"}
     # typer needs pydantic from 0.29 on.
     nobodys = {"pydantic", "numpy", "pyarrow.compute"}

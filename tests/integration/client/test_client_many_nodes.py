@@ -14,7 +14,7 @@ from simulator.running import Simulation, simulated
 
 from probing.client.cluster import Cluster
 from probing.client.main import main
-from probing.client.wire import crowd
+from probing.client.wire import many
 
 SQL = "SELECT op, count(*) AS n, count(DISTINCT node) AS nodes FROM comm.ops GROUP BY op ORDER BY op"
 NODES = 120 if LONG else 40
@@ -62,7 +62,7 @@ def test_clocks_are_measured_with_each_answer(
 
 def test_by_a_tree_nobody_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first nodes, two or three, ask the others; the first of all breaks off in the middle.
-    monkeypatch.setattr(crowd, "TREE_FROM", 100)
+    monkeypatch.setattr(many, "TREE_FROM", 100)
     cast = Cast(270 if LONG else 140, free_port(), breaking_of=10, dead_of=135)
     dead = {cast.address(number) for number in range(cast.count) if cast.dead(number)}
     with simulated(cast), Cluster(nodes=cast.addresses, timeout=6) as cluster:
@@ -77,7 +77,7 @@ def test_by_a_tree_nobody_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_dead_node_in_the_middle_is_named_and_the_others_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowd, "TREE_FROM", 20)
+    monkeypatch.setattr(many, "TREE_FROM", 20)
     cast = Cast(40, free_port(), refusing_of=3)
     with simulated(cast), Cluster(nodes=cast.addresses, timeout=10) as cluster:
         assert cluster.query(SQL).to_pylist() == _rows(26)

@@ -14,12 +14,13 @@ from probing.api.errors import PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from probing.api.wire import bound, shown
-from probing.client.wire import loop
-from probing.client.wire.channels import Channels
 from probing.client.wire.credentials import Credentials
-from probing.client.wire.tree import ask_tree
+from probing.client.wire.loop import wait
+from probing.client.wire.many import ask_tree
+from probing.client.wire.node import Wire
+from probing.client.wire.stream import Room
+from probing.federation.execution.answer import Gathered
 from probing.federation.execution.asking import Policy
-from probing.federation.execution.fanout import Gathered
 
 TOKEN = "0123456789abcdef-token"
 CHILDREN = ("127.0.0.1:2", "127.0.0.1:3")
@@ -55,9 +56,9 @@ class Middle(NodeServicer):  # type: ignore[misc]
 @pytest.fixture
 def middle() -> Iterator[Middle]:
     made = Middle()
-    server = loop.submit(made.start()).result(20)
+    server = wait(made.start())
     yield made
-    loop.submit(server.stop(0)).result(20)
+    wait(server.stop(0))
 
 
 def _asked(middle: Middle, credentials: Credentials, direct: list[str]) -> Gathered[str]:
@@ -66,23 +67,22 @@ def _asked(middle: Middle, credentials: Credentials, direct: list[str]) -> Gathe
         direct.append(address)
         return f"node at {address}", "true"
 
-    def read(address: str, parts: list[pb.QueryReply], sent_ns: int) -> tuple[str, str]:
+    async def read(address: str, parts: list[pb.QueryReply], sent_ns: int) -> tuple[str, str]:
         del sent_ns
         if not parts:
             raise PeerError("empty")
         return f"node at {address}", parts[0].arrow.decode()
 
     async def run() -> Gathered[str]:
-        channels = Channels(TOKEN, None)
+        wire = Wire(credentials, None)
         query = pb.QueryRequest(sql="SELECT 1")
         try:
-            return await ask_tree(
-                (middle.address, *CHILDREN, OLD), query, read, ask, 10.0, Policy(), channels, credentials
-            )
+            addresses, room = (middle.address, *CHILDREN, OLD), Room(1 << 20)
+            return await ask_tree(addresses, query, read, ask, 10.0, Policy(), wire, room=room)
         finally:
-            await channels.close()
+            await wire.close()
 
-    return loop.submit(run()).result(30)
+    return wait(run())
 
 
 def test_a_node_in_the_middle_learns_nothing_and_answers_for_its_own_group_alone(middle: Middle) -> None:

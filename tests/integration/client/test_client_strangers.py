@@ -19,9 +19,7 @@ from waiting import until
 
 from probing.api.errors import PrivilegeError, ProbingError
 from probing.client.cluster import Cluster
-from probing.client.wire.connection import Connection
-from probing.client.wire.listeners import Listener, listeners, require_proven, trusted_users
-from probing.client.wire.proven import ProvenRoute
+from probing.client.wire.proven import Listener, ProvenRoute, listeners, require_proven, trusted_users
 
 Run = Callable[..., tuple[int, str, str]]
 TOKEN = "0123456789abcdef-token"
@@ -95,10 +93,10 @@ def test_no_command_shows_a_stranger_the_token(ctl: Run, words: tuple[str, ...],
 def test_however_it_listens(listens: str, asked: str, port: int) -> None:
     with (
         Impostor(f"{listens}:{port}") as stranger,
-        Connection(f"{asked}:{port}", token=TOKEN) as connection,
+        Cluster(f"{asked}:{port}", token=TOKEN, timeout=20) as cluster,
     ):
         with pytest.raises(PrivilegeError, match="is not probingd's"):
-            connection.status(20)
+            cluster.status()
         assert stranger.end() == []
 
 
@@ -131,18 +129,18 @@ def test_a_port_that_changes_hands_under_an_open_connection(tmp_path: Path, port
     """gRPC connects again by itself: each connection is looked at, not the first alone."""
     address = f"127.0.0.1:{port}"
     first = FakeNode(tmp_path, "alpha", tcp=address)
-    with Connection(address, token=TOKEN) as connection, Cluster(address, nodes=[address], token=TOKEN) as cluster:
-        assert connection.status(20).node == "alpha"
+    with Cluster(address, token=TOKEN) as one, Cluster(address, nodes=[address], token=TOKEN) as cluster:
+        assert name_of(one) == "alpha"
         assert cluster.query("SELECT count(*) AS n FROM comm.ops").num_rows == 1
         first.stop()
         with Impostor(address) as stranger:
-            for ask in (lambda: connection.status(5), lambda: cluster.query("SELECT count(*) AS n FROM comm.ops")):
+            for ask in (one.status, lambda: cluster.query("SELECT count(*) AS n FROM comm.ops")):
                 # Until gRPC has noticed the end, and has connected anew.
                 until(lambda ask=ask: "not probingd's" in failure(ask))
             assert shown(stranger) == []
         with FakeNode(tmp_path, "beta", tcp=address):
             # What was refused does not stay refused.
-            until(lambda: name_of(connection) == "beta")
+            until(lambda: name_of(one) == "beta")
 
 
 def failure(ask: Callable[[], object]) -> str:
@@ -153,9 +151,9 @@ def failure(ask: Callable[[], object]) -> str:
     return ""
 
 
-def name_of(connection: Connection) -> str:
+def name_of(cluster: Cluster) -> str:
     try:
-        return connection.status(5).node
+        return cluster.status()[0][1].node
     except ProbingError:
         return ""
 
@@ -289,10 +287,9 @@ def test_large_answers_and_half_read_ones_pass(tmp_path: Path, port: int) -> Non
     address = f"127.0.0.1:{port}"
     with FakeNode(tmp_path, "alpha", {"process.processes": rows}, tcp=address) as node:
         sql = "SELECT * FROM process.processes ORDER BY rank"
-        with Connection(address, token=TOKEN) as by_tcp, Connection(node.address) as by_unix:
-            size = 64 << 20
-            assert by_tcp.query(sql, 60, size).table.equals(by_unix.query(sql, 60, size).table)
+        with Cluster(address, token=TOKEN) as by_tcp, Cluster(node.address) as by_unix:
+            assert by_tcp.query(sql).equals(by_unix.query(sql))
             for _ in range(3):
-                with by_tcp.stream(sql, 60) as stream:
-                    next(iter(stream))
-            assert by_tcp.status(20).node == "alpha"
+                with by_tcp.stream(sql) as rows:
+                    next(iter(rows))
+            assert name_of(by_tcp) == "alpha"

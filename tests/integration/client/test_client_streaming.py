@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,11 +22,12 @@ from long import examples
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError, QueryError, QueryMemory
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.client.cluster import Cluster
 from probing.client.main import main
 from probing.client.render.progress import Progress
 from probing.client.render.writers import writer_of
-from probing.client.wire.stream import Stream
+from probing.client.wire.stream import Stream, batches
 
 Run = Callable[..., tuple[int, str, str]]
 ROWS = 1500
@@ -139,9 +141,8 @@ def test_who_does_not_answer_is_missing_and_twins_count_once(pair: tuple[FakeNod
 
 def _whole(pair: tuple[FakeNode, FakeNode], sql: str = "SELECT seq, op FROM comm.ops") -> list[pb.QueryReply]:
     """The answer of a node, as messages."""
-    with Cluster(pair[0].address) as cluster:
-        call = cluster.connection(pair[0].address)._stub.Query(pb.QueryRequest(sql=sql), timeout=30)
-        return list(call)
+    with grpc.insecure_channel(pair[0].address) as channel:
+        return list(NodeStub(channel).Query(pb.QueryRequest(sql=sql), timeout=30))
 
 
 def test_what_breaks_off_is_an_error_and_leaves_no_file(
@@ -170,25 +171,13 @@ def test_what_breaks_off_is_an_error_and_leaves_no_file(
         pair[0].garbage = None
 
 
-class _Call:
-    """Messages as of a call that was answered."""
+def _stream(parts: list[pb.QueryReply]) -> Iterator[pa.RecordBatch]:
+    messages = iter(parts)
 
-    def __init__(self, parts: list[pb.QueryReply]) -> None:
-        self._parts = parts
-        self.cancelled = False
+    async def receive() -> pb.QueryReply | None:
+        return next(messages, None)
 
-    def __iter__(self) -> Iterator[pb.QueryReply]:
-        return iter(self._parts)
-
-    def initial_metadata(self) -> tuple[tuple[str, bytes], ...]:
-        return ()
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-def _stream(parts: list[pb.QueryReply]) -> Stream:
-    return Stream(_Call(parts), lambda e: PeerError(str(e)))
+    return batches(Stream(receive))
 
 
 def _answer(table: pa.Table, options: pa.ipc.IpcWriteOptions | None = None) -> bytes:

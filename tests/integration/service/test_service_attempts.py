@@ -27,7 +27,7 @@ from waiting import until
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.client.cluster import Cluster
-from probing.client.wire.tls import Tls
+from probing.client.wire.credentials import Tls
 
 READER, TEAM, NODE = "reader-0123456789abcdef", "team-0123456789abcdef", "node-0123456789abcdef"
 SECRET = "secret-job"

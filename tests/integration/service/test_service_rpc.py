@@ -12,6 +12,7 @@ from pathlib import Path
 import duckdb
 import grpc
 import pytest
+from nodes_asked import run
 from query_helpers import operations
 from service_helpers import BEARER, Service, refused, start, token_file
 from waiting import until
@@ -22,7 +23,6 @@ from probing.api.tables import TABLES
 from probing.api.tables.user import user_table, user_table_to
 from probing.api.tables.views import VIEWS
 from probing.federation.execution.answer import Reply
-from probing.federation.execution.merge import run
 from probing.federation.planning.split import plan
 
 FRAME = {"func": "train", "file": "/a/train.py", "lineno": 12, "frame_type": "Python", "ip": 1 << 40}

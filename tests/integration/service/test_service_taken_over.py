@@ -26,7 +26,7 @@ from waiting import until
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, NodeStub, add_NodeServicer_to_server
 from probing.client.cluster import Cluster
-from probing.client.wire.tls import Tls
+from probing.client.wire.credentials import Tls
 from probing.daemon.cluster import Membership
 from probing.daemon.cluster.keys import NodeKey
 from probing.daemon.cluster.machine import Machine

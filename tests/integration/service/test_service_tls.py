@@ -20,7 +20,7 @@ from probing.api.errors import ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.client.cluster import Cluster
-from probing.client.wire.tls import Tls
+from probing.client.wire.credentials import Tls
 
 STATUS = pb.StatusRequest()
 

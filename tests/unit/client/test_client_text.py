@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from probing.api.errors import UsageError
 from probing.client.app import program
+from probing.client.cluster import Cluster
 from probing.client.render.rows import dump_json, plain, rows_of
 from probing.client.render.table import Field, render
 from probing.client.render.text import age, bandwidth, escape, ranks_text, size
 from probing.client.render.writers import fields_of
 from probing.client.settings import node_list, read_token
-from probing.client.wire.connection import Connection
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_a_token_on_the_command_line_warns(
 @pytest.mark.parametrize("address", ["unix:", "host", "host:0", "host:99999", ":1", "http://x"])
 def test_what_is_no_address_is_said(address: str) -> None:
     with pytest.raises(UsageError):
-        Connection(address)
+        Cluster(address).node(address)
 
 
 def test_a_token_never_travels_in_the_clear_to_another_host() -> None:
-    Connection("127.0.0.1:9", token="t").close()
-    Connection("[::1]:9", token="t").close()
+    for address in ("127.0.0.1:9", "[::1]:9"):
+        assert Cluster(token="t").node(address).address == address
     with pytest.raises(UsageError, match="in the clear"):
-        Connection("10.0.0.1:9", token="t")
+        Cluster(token="t").node("10.0.0.1:9")

@@ -201,12 +201,12 @@ def test_text_is_cut_by_cells_and_escaped() -> None:
 
 def test_an_absent_node_is_left_alone_until_it_answers() -> None:
     from probing.api.errors import PeerError
-    from probing.federation.execution.fanout import Failed
+    from probing.federation.execution.answer import Failed, Gathered
 
-    health = Health(lambda _address, _seconds: "a", lambda: None)
+    health = Health(lambda addresses, _seconds: Gathered(tuple(addresses)), lambda: None)
     health.stop()
     health.answered("x", "a")
-    health.failed([Failed("x", "", PeerError("x: refused"))])
+    health.failed([Failed("x", "", PeerError("x: refused", reason="refused"))])
     (absent,) = health.absent
     assert (absent.node, absent.reason) == ("a", "refused")
     assert health.present(("x", "y")) == ("y",)

@@ -12,11 +12,11 @@ import duckdb
 import pytest
 from federation_support import CATALOG, NOW_NS, Nodes, rows_of
 from long import examples, long_unless
+from nodes_asked import run
 
 from probing.api.errors import EngineDiffers, QueryError, QueryRejected
 from probing.daemon.query.gate import check
 from probing.federation.execution.answer import Reply
-from probing.federation.execution.merge import run
 from probing.federation.planning.split import plan
 from probing.federation.sql import states
 

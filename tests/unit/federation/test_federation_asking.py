@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fakes import SkippingLoop
 
-from probing.api.errors import PeerError, QueryError
-from probing.federation.execution.asking import Again, Policy, ask_many
-from probing.federation.execution.fanout import Gathered
+from probing.api.errors import BROKEN, PeerError, QueryError
+from probing.federation.execution.answer import Gathered
+from probing.federation.execution.asking import Policy, ask_many
 
 QUICK = Policy(pause_s=0.0, patience_s=0.01, grace_s=0.0)
 
@@ -61,7 +61,9 @@ def test_nobody_is_asked() -> None:
 
 def test_a_call_that_broke_on_the_way_is_made_again_and_an_answer_with_an_error_is_not() -> None:
     double = Double(
-        n1=[Again(PeerError("it broke"))], n2=[Again(PeerError("it broke"))] * 9, n3=[QueryError("no such column")]
+        n1=[PeerError("it broke", code=BROKEN)],
+        n2=[PeerError("it broke", code=BROKEN)] * 9,
+        n3=[QueryError("no such column")],
     )
     found = asked(double, 5)
     assert {a.address: a.value for a in found.answered} == {"n0": 0, "n1": 1, "n4": 0}
@@ -96,7 +98,7 @@ def test_hedges_are_few() -> None:
 
 
 def test_a_broken_hedge_leaves_the_first_call() -> None:
-    double = Double(n7=[0.5, Again(PeerError("it broke"))])
+    double = Double(n7=[0.5, PeerError("it broke", code=BROKEN)])
     found = asked(double, 60)
     assert (len(found.answered), found.answered[7].value, double.calls["n7"]) == (60, 0, 2)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 from federation_support import CATALOG, NOW_NS, Nodes
+from nodes_asked import QUICK, Ask, fan_out, run
 
 from probing.api.errors import (
     NotFound,
@@ -18,10 +19,7 @@ from probing.api.errors import (
     QueryRejected,
     QueryTimeout,
 )
-from probing.federation.execution import fanout
 from probing.federation.execution.answer import Reply
-from probing.federation.execution.fanout import fan_out
-from probing.federation.execution.merge import Ask, run
 from probing.federation.planning.split import plan
 
 ROWS = {"comm.ops": [{"ts": NOW_NS, "op": "send", "seq": i, "bytes": 2**62} for i in range(4)]}
@@ -44,7 +42,7 @@ def ask_all_but(nodes: Nodes, missing: str, error: Exception) -> Ask:
 
 
 def test_a_missing_node_is_named_with_its_reason(nodes: Nodes) -> None:
-    ask = ask_all_but(nodes, "n1", PeerError("n1 does not answer: connection refused"))
+    ask = ask_all_but(nodes, "n1", PeerError("n1 does not answer: connection refused", reason="connection refused"))
     answer = run(nodes.plan("SELECT node, count(*) AS n FROM comm.ops GROUP BY node ORDER BY node"), nodes.names, ask)
     assert answer.table.to_pylist() == [{"node": "n0", "n": 4}, {"node": "n2", "n": 4}]
     report = answer.gathered.report()
@@ -54,7 +52,7 @@ def test_a_missing_node_is_named_with_its_reason(nodes: Nodes) -> None:
 
 
 def test_strict_makes_a_missing_node_an_error(nodes: Nodes) -> None:
-    ask = ask_all_but(nodes, "n2", PeerError("n2 does not answer: connection refused"))
+    ask = ask_all_but(nodes, "n2", PeerError("n2 does not answer: connection refused", reason="connection refused"))
     with pytest.raises(PartialAnswer, match=r"1 of 3 nodes did not answer: n2 \(connection refused\)") as caught:
         run(nodes.plan("SELECT count(*) FROM comm.ops"), nodes.names, ask, strict=True)
     assert caught.value.exit_code == 4
@@ -78,7 +76,6 @@ def test_nobody_answers(nodes: Nodes) -> None:
 
 
 def test_a_node_that_hangs_does_not_hold_the_others_up(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fanout, "_GRACE_S", 0.0)
     release = threading.Event()
 
     def ask(address: str, sql: str, seconds: float) -> Reply:
@@ -179,8 +176,6 @@ def test_fan_out_over_nobody() -> None:
 
 
 def test_more_silent_nodes_than_calls_at_once_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fanout, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr(fanout, "_GRACE_S", 0.0)
     silent = threading.Event()
 
     def ask(address: str, seconds: float) -> tuple[str, int]:
@@ -190,7 +185,7 @@ def test_more_silent_nodes_than_calls_at_once_hold_up_nobody(monkeypatch: pytest
 
     asked = [*(f"silent{i}" for i in range(70)), "n0", "n1"]
     try:
-        gathered = fan_out(asked, ask, 5.0)
+        gathered = fan_out(asked, ask, 5.0, QUICK._replace(at_once=64, patience_s=0.1))
     finally:
         silent.set()
     assert [answered.node for answered in gathered.answered] == ["n0", "n1"]

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 from federation_support import CATALOG, NOW_NS, Nodes
+from nodes_asked import by_threads
 
 from probing.api.errors import PeerError, QueryMemory
 from probing.federation.execution.answer import Answer, Reply
-from probing.federation.execution.merge import by_threads, run_all
+from probing.federation.execution.merge import run_all
 from probing.federation.planning.split import each_node
 
 QUESTIONS = {

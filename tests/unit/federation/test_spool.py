@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from probing.api.errors import PartialAnswer, QueryMemory
-from probing.federation.execution.answer import Rows
-from probing.federation.execution.spool import held_back
+from probing.federation.execution.answer import Rows, held_back
 
 SCHEMA = pa.schema([("x", pa.int64())])
 

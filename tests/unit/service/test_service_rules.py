@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import grpc
 import pytest
 
 from probing.api import errors
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.wire import from_proto
+from probing.daemon.ipc import error_of
 from probing.daemon.service.auth import check_listen
 from probing.daemon.service.errors import status_of, to_proto
 from probing.daemon.service.messages import stacks_reply, status_fields
@@ -50,10 +55,20 @@ def test_each_error_has_a_status(error: errors.ProbingError, code: grpc.StatusCo
 
 
 def test_an_error_on_the_wire_is_bounded_lines() -> None:
-    sent = to_proto("QueryError", "a\nb " * 10_000, "c\r\nd")
+    sent = to_proto(errors.QueryError("a\nb " * 10_000, hint="c\r\nd"))
     assert len(sent.message) <= 2000
     assert "\n" not in sent.message
     assert sent.hint == "c d"
+
+
+def test_an_error_keeps_its_code_and_reason_and_that_of_an_older_node_has_none() -> None:
+    error = errors.PeerError("n1 does not answer: no answer in time", code=errors.LATE, reason="no answer in time")
+    for copy in (from_proto(to_proto(error)), pickle.loads(pickle.dumps(error))):
+        assert (copy.kind, copy.message, copy.hint) == (error.kind, error.message, error.hint)
+        assert (copy.code, copy.reason) == (errors.LATE, "no answer in time")
+    old = from_proto(pb.Error(kind="PeerError", message="n1 does not answer"))
+    assert (old.code, old.reason) == ("", "n1 does not answer")
+    assert error_of(errors.QueryMemory("x", code=errors.TOO_LARGE).to_dict()).code == errors.TOO_LARGE
 
 
 def test_answers_that_make_no_sense_are_internal_errors() -> None:

@@ -571,11 +571,15 @@ class MemberUpdate(_message.Message):
     def __init__(self, record: _Optional[_Union[MemberRecord, _Mapping]] = ..., claim: _Optional[int] = ..., since_s: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("kind", "message", "hint")
+    __slots__ = ("kind", "message", "hint", "code", "reason")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     kind: str
     message: str
     hint: str
-    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+    code: str
+    reason: str
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,262 @@
+"""Calls to nodes: every call has a deadline, and every error names the node and the reason."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from probing.api.errors import PeerError, ProbingError, QueryRejected
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.wire import MAX_STATEMENTS, NODE_KEY, UNLIMITED, reported_error
+from probing.client.wire.channels import Channel, Channels
+from probing.client.wire.credentials import Credentials, Tls
+from probing.client.wire.errors import error_of, too_old
+from probing.client.wire.stream import Messages, Room, Stream, Watch, read_replies
+from probing.federation.execution.answer import Reply
+from probing.federation.execution.clocks import measured
+
+__all__ = ("Call", "Node", "Wire", "query_of")
+
+T = TypeVar("T")
+_SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+# A command asks a node several questions. After a timeout of so many seconds the others fail at once, for a while.
+_PATIENCE_S = 1.0
+_PAUSE_S = 10.0
+# The node's own deadline is earlier, so that the node reports what took too long.
+_MARGIN_S = 0.3
+_MAX_FACTS = 256 << 20
+_ONE_JOB = "ask for one job"
+
+
+class Wire:
+    """The calls to the nodes of one cluster, in the loop."""
+
+    def __init__(self, credentials: Credentials, tls: Tls | None) -> None:
+        self.credentials = credentials
+        self.channels = Channels(credentials.token, tls)
+        # After a timeout: the time (time.monotonic()) until which calls to a node fail at once, and their error.
+        self.silent: dict[str, tuple[float, ProbingError]] = {}
+        # Those in flight.
+        self.calls: set[Call] = set()
+
+    def call(self, address: str, method: str, request: Any, seconds: float, *, apart: bool = False) -> Call:
+        """Begins a call, which has to be ended. Raises what ``Channels.take`` raises, and the error of the last call
+        while calls fail at once. ``apart``: by a connection of its own."""
+        silent = self.silent.get(address)
+        if silent is not None and time.monotonic() < silent[0]:
+            raise silent[1]
+        if "timeout_ms" in request.DESCRIPTOR.fields_by_name:
+            request.timeout_ms = max(1, int(seconds * 1000))
+        channel = self.channels.take(address, apart=apart)
+        begun = getattr(channel.stub, method)(
+            request, timeout=seconds + _MARGIN_S, metadata=self.credentials.metadata(address)
+        )
+        call = Call(self, channel, begun, seconds)
+        self.calls.add(call)
+        return call
+
+    def cancel(self) -> None:
+        """Ends the calls in flight."""
+        for call in list(self.calls):
+            call.end()
+
+    async def close(self) -> None:
+        self.cancel()
+        await self.channels.close()
+
+
+class Call:
+    """A call in flight."""
+
+    def __init__(self, wire: Wire, channel: Channel, call: Any, seconds: float) -> None:
+        self._wire = wire
+        self._channel = channel
+        self._call = call
+        self._seconds = seconds
+        self._begun = time.monotonic()
+
+    async def reply(self) -> Any:
+        """Returns the one reply."""
+        try:
+            return await self._call
+        except grpc.RpcError as e:
+            raise await self._failed(e) from None
+
+    async def next(self) -> Any:
+        """Returns the next message, None at the end."""
+        try:
+            message = await self._call.read()
+        except grpc.RpcError as e:
+            raise await self._failed(e) from None
+        return None if message is grpc.aio.EOF else message
+
+    async def sent_name(self) -> str | None:
+        """Returns the name of the node that comes before its rows; older nodes send none."""
+        sent = dict(await self._call.initial_metadata() or ()).get(NODE_KEY)
+        return sent[:256].decode("utf-8", "replace") if isinstance(sent, bytes) else None
+
+    def end(self) -> None:
+        """Ends the call; the node stops working on it."""
+        self._call.cancel()
+        if self in self._wire.calls:
+            self._wire.calls.discard(self)
+            self._wire.channels.give_back(self._channel)
+
+    async def _failed(self, error: grpc.RpcError) -> ProbingError:
+        if self._channel.problem:
+            return self._channel.problem
+        if (reported := reported_error(error)) is not None:
+            return reported
+        is_silent = error.code() in _SILENT and time.monotonic() - self._begun > _PATIENCE_S
+        address, connected = self._channel.address, self._channel.connected
+        problem = await error_of(address, error, self._seconds, connected=connected)
+        if is_silent:
+            self._wire.silent[address] = time.monotonic() + _PAUSE_S, problem
+        return problem
+
+
+def query_of(statements: Mapping[str, str], max_bytes: int, *, named: bool) -> pb.QueryRequest:
+    """Returns the request for the rows of ``statements`` (SQL by name): of one SELECT unless they are ``named``."""
+    if not named:
+        return pb.QueryRequest(sql=next(iter(statements.values())), max_bytes=max_bytes)
+    several = [pb.Statement(name=name, sql=sql) for name, sql in statements.items()]
+    return pb.QueryRequest(statements=several, max_bytes=max_bytes)
+
+
+class Node:
+    """The node at ``address``, ``unix:PATH`` or ``HOST:PORT``. ``seconds`` bound a call; it is made in the loop.
+
+    Raises the node's errors, PeerError where it does not answer, and UsageError as ``Channels.take`` does.
+    """
+
+    def __init__(self, address: str, wire: Wire) -> None:
+        self.address = address
+        self._wire = wire
+
+    async def replies(
+        self,
+        statements: Mapping[str, str],
+        seconds: float,
+        room: Room,
+        *,
+        watch: Watch | None = None,
+        strict: bool = False,
+        apart: bool = False,
+    ) -> list[Reply]:
+        """Returns the rows of each of ``statements`` (SQL by name), read from one snapshot of the node.
+
+        More than MAX_STATEMENTS take several requests. ``watch`` is called with the progress. Raises QueryMemory where
+        there is no ``room``, PartialAnswer under ``strict`` where rows are missing, and the error of the first
+        statement that failed.
+        """
+        deadline = time.monotonic() + seconds
+        names = list(statements)
+        replies: list[Reply] = []
+        for first in range(0, len(names), MAX_STATEMENTS):
+            some = {name: statements[name] for name in names[first : first + MAX_STATEMENTS]}
+            request = query_of(some, room.max_bytes, named=len(names) > 1)
+            left = max(deadline - time.monotonic(), 0.001)
+            replies += await self._some(request, left, room, watch, strict=strict, apart=apart)
+        return replies
+
+    async def _some(
+        self,
+        request: pb.QueryRequest,
+        seconds: float,
+        room: Room,
+        watch: Watch | None,
+        *,
+        strict: bool,
+        apart: bool,
+    ) -> list[Reply]:
+        request.progress = watch is not None
+        begun_ns, sent_ns = time.monotonic_ns(), time.time_ns()
+        call = self._wire.call(self.address, "Query", request, seconds, apart=apart)
+
+        async def receive() -> pb.QueryReply | None:
+            try:
+                part: pb.QueryReply | None = await call.next()
+            except QueryRejected as e:
+                # Statements that are refused are parts of an answer. An older node sees a request without SQL.
+                raise e if e.code or not request.statements else too_old(self.address) from None
+            return part
+
+        messages = Messages(receive, room, watch)
+        try:
+            replies, node_ns = await read_replies(messages.next, request, strict=strict)
+        except BaseException:
+            room.give_back(messages.size)
+            raise
+        finally:
+            call.end()
+        clock = measured(sent_ns, sent_ns + messages.last_ns - begun_ns, node_ns)
+        for reply in replies:
+            self.check(reply.node)
+        return [replace(reply, clock=clock) for reply in replies]
+
+    async def stream(self, sql: str, seconds: float, *, watch: Watch | None = None, strict: bool = False) -> Stream:
+        """Returns at once, with a stream of batches; to close it ends the query at the node."""
+        request = pb.QueryRequest(sql=sql, max_bytes=UNLIMITED, progress=watch is not None)
+        call = self._wire.call(self.address, "Query", request, seconds)
+
+        async def name() -> str:
+            sent = await call.sent_name()
+            return (await self.status(seconds)).node if sent is None else sent
+
+        messages = Messages(call.next, Room(UNLIMITED), watch)
+        return Stream(messages.next, name=name, check=self.check, end=call.end, strict=strict)
+
+    async def facts(self, request: pb.FactsRequest, seconds: float) -> pb.FactsReply:
+        """Returns the facts of all runs. Raises PeerError where they are too large, or no node's."""
+        call = self._wire.call(self.address, "Facts", request, seconds)
+        facts = pb.FactsReply()
+        try:
+            while (reply := await call.next()) is not None:
+                facts.MergeFrom(reply)
+                if sum(map(len, facts.facts)) > _MAX_FACTS:
+                    raise PeerError(f"{self.address} has more than {_MAX_FACTS} bytes of facts", hint=_ONE_JOB)
+        finally:
+            call.end()
+        self.check(facts.node)
+        return facts
+
+    async def stacks(self, request: pb.StacksRequest, seconds: float) -> pb.StacksReply:
+        return await self._ask(pb.StacksReply, "Stacks", request, seconds)
+
+    async def variables(self, request: pb.VarsRequest, seconds: float) -> pb.VarsReply:
+        return await self._ask(pb.VarsReply, "Vars", request, seconds)
+
+    async def preflight(self, request: pb.PreflightRequest, seconds: float) -> pb.PreflightReply:
+        return await self._ask(pb.PreflightReply, "Preflight", request, seconds)
+
+    async def config(self, request: pb.ConfigRequest, seconds: float) -> pb.ConfigReply:
+        return await self._ask(pb.ConfigReply, "Config", request, seconds)
+
+    async def status(self, seconds: float) -> pb.StatusReply:
+        return await self._ask(pb.StatusReply, "Status", pb.StatusRequest(), seconds)
+
+    async def peers(self, seconds: float) -> pb.PeersReply:
+        return await self._ask(pb.PeersReply, "Peers", pb.PeersRequest(), seconds)
+
+    async def pause(self, paused: bool, seconds: float) -> pb.PauseReply:
+        return await self._ask(pb.PauseReply, "Pause", pb.PauseRequest(paused=paused), seconds)
+
+    async def _ask(self, _kind: type[T], method: str, request: object, seconds: float) -> T:
+        call = self._wire.call(self.address, method, request, seconds)
+        try:
+            reply: T = await call.reply()
+        finally:
+            call.end()
+        # Peers and Pause name no node.
+        if node := getattr(reply, "node", ""):
+            self.check(node)
+        return reply
+
+    def check(self, node: str) -> None:
+        """Raises PeerError for the answer of another node than the target knows here."""
+        self._wire.credentials.check(self.address, node)
