@@ -149,9 +149,16 @@ class Queries(Nodes):
         from probing.client.wire.many import Question
 
         question = Question(
-            self._wire, statements, take, max_bytes=self.max_bytes, strict=self.strict, watch=self.watch
+            self._wire,
+            statements,
+            take,
+            max_bytes=self.max_bytes,
+            strict=self.strict,
+            watch=self.watch,
+            policy=self.policy,
+            done=self.done,
         )
-        gathered = wait(question.ask(addresses, timeout, self.policy, self.done))
+        gathered = wait(question.ask(addresses, timeout))
         now_ns = time.monotonic_ns()
         gathered.answered = [
             replace(a, clock=self.clocks.add(a.node, a.value[0].clock, now_ns)) for a in gathered.answered

@@ -19,7 +19,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ("ArrowReader", "Next", "broken_off")
+__all__ = ("ArrowReader", "Next", "broken_off", "ended")
 
 T = TypeVar("T")
 # Returns the next message of an answer, None at its end.
@@ -36,17 +36,35 @@ def broken_off() -> PeerError:
     return PeerError("the answer broke off", hint="ask again; `probingctl status` shows the state of the node")
 
 
+async def ended(messages: Next) -> None:
+    """Waits for the status of a call whose last message has come: to break it off before takes longer, at the node
+    too."""
+    await messages()
+
+
+class _File:
+    """Messages that were checked, as a file: of one, Arrow needs ``read`` and ``closed``.
+
+    Apart from its reader, since Arrow holds it: nobody would ever find such a circle.
+    """
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.pieces: deque[bytes] = deque()
+
+    def read(self, size: int = -1) -> bytes:
+        return _cut(self.pieces, size)
+
+
 class ArrowReader:
     """Reads record batches from messages. All coroutines raise PeerError for an answer that is none."""
-
-    # Of a file, Arrow needs ``read`` and ``closed``.
-    closed = False
 
     def __init__(self, messages: Next) -> None:
         self._messages = messages
         self._received: deque[bytes] = deque()
         self._size = 0
-        self._checked: deque[bytes] = deque()
+        self._file = _File()
         self._reader: Any = None
         self._end: pb.QueryEnd | None = None
 
@@ -55,7 +73,7 @@ class ArrowReader:
             await self._check_next()
             import pyarrow as pa
 
-            file: Any = self
+            file: Any = self._file
             self._reader = _decoded(lambda: pa.ipc.open_stream(pa.PythonFile(file, mode="r")))
         schema: pa.Schema = self._reader.schema
         return schema
@@ -79,11 +97,8 @@ class ArrowReader:
             raise _no_stream("there is more after its end")
         if self._end is None:
             raise broken_off()
+        await ended(self._messages)
         return self._end
-
-    def read(self, size: int = -1) -> bytes:
-        """Returns bytes of the messages that were checked, to Arrow."""
-        return _cut(self._checked, size)
 
     async def _check_next(self) -> int | None:
         """Receives and checks the next message of the Arrow stream; returns its kind, None at the end."""
@@ -99,7 +114,7 @@ class ArrowReader:
             kind, length = _kind_and_length(metadata)
         except struct.error:
             raise _no_stream("a message makes no sense") from None
-        self._checked += (prefix, metadata, await self._whole(length))
+        self._file.pieces += (prefix, metadata, await self._whole(length))
         return kind
 
     async def _whole(self, size: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from probing.api.errors import TOO_LARGE, PartialAnswer, PeerError, QueryMemory, error_from
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client.wire.arrow import ArrowReader, Next, broken_off
+from probing.client.wire.arrow import ArrowReader, Next, broken_off, ended
 from probing.client.wire.loop import in_loop, wait
 from probing.federation.execution.answer import Reply
 
@@ -146,6 +146,7 @@ async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool
     last = await messages()
     if last is None or last.WhichOneof("part") != "end":
         raise PeerError("the answer has no end", hint="ask again; `probingctl status` shows the node's state")
+    await ended(messages)
     end = last.end
     of_all = tuple(end.warnings[:_MAX_WARNINGS])
     replies = [

@@ -16,11 +16,9 @@ from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeSer
 from probing.api.wire import bound, shown
 from probing.client.wire.credentials import Credentials
 from probing.client.wire.loop import wait
-from probing.client.wire.many import ask_tree
+from probing.client.wire.many import Question
 from probing.client.wire.node import Wire
-from probing.client.wire.stream import Room
 from probing.federation.execution.answer import Gathered
-from probing.federation.execution.asking import Policy
 
 TOKEN = "0123456789abcdef-token"
 CHILDREN = ("127.0.0.1:2", "127.0.0.1:3")
@@ -61,28 +59,31 @@ def middle() -> Iterator[Middle]:
     wait(server.stop(0))
 
 
-def _asked(middle: Middle, credentials: Credentials, direct: list[str]) -> Gathered[str]:
-    async def ask(address: str, seconds: float, attempt: int) -> tuple[str, str]:
-        del seconds, attempt
-        direct.append(address)
+class Asked(Question):
+    """Answers of two kinds: ``direct`` has the addresses that were asked directly."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire, {"": "SELECT 1"}, lambda reply: reply, max_bytes=1 << 20)
+        self.direct: list[str] = []
+
+    async def one(self, address: str, seconds: float, attempt: int) -> tuple[str, Any]:
+        self.direct.append(address)
         return f"node at {address}", "true"
 
-    async def read(address: str, parts: list[pb.QueryReply], sent_ns: int) -> tuple[str, str]:
-        del sent_ns
+    async def passed_on(self, address: str, parts: list[pb.QueryReply], sent_ns: int) -> tuple[str, Any]:
         if not parts:
             raise PeerError("empty")
         return f"node at {address}", parts[0].arrow.decode()
 
-    async def run() -> Gathered[str]:
-        wire = Wire(credentials, None)
-        query = pb.QueryRequest(sql="SELECT 1")
-        try:
-            addresses, room = (middle.address, *CHILDREN, OLD), Room(1 << 20)
-            return await ask_tree(addresses, query, read, ask, 10.0, Policy(), wire, room=room)
-        finally:
-            await wire.close()
 
-    return wait(run())
+def _asked(middle: Middle, credentials: Credentials, direct: list[str]) -> Gathered[Any]:
+    wire = Wire(credentials, None)
+    asked = Asked(wire)
+    try:
+        return wait(asked.by_tree((middle.address, *CHILDREN, OLD), 10.0))
+    finally:
+        direct += asked.direct
+        wait(wire.close())
 
 
 def test_a_node_in_the_middle_learns_nothing_and_answers_for_its_own_group_alone(middle: Middle) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from probing.client.cluster import Cluster
 from probing.client.main import main
 from probing.client.render.progress import Progress
 from probing.client.render.writers import writer_of
+from probing.client.wire.arrow import ArrowReader
 from probing.client.wire.stream import Stream, batches
 
 Run = Callable[..., tuple[int, str, str]]
@@ -196,6 +199,21 @@ def test_hostile_batches_are_refused_before_they_are_decoded() -> None:
         list(_stream([pb.QueryReply(arrow=packed), end]))
     with pytest.raises(PeerError, match="a batch of 16777217 rows"):
         list(_stream([pb.QueryReply(arrow=_answer(pa.table({"x": pa.nulls((1 << 24) + 1)}))), end]))
+
+
+def test_arrow_holds_nothing_of_an_answer_that_was_read() -> None:
+    messages = iter([pb.QueryReply(arrow=_answer(pa.table({"x": [1]}))), pb.QueryReply(end=pb.QueryEnd(rows=1))])
+
+    async def receive() -> pb.QueryReply | None:
+        return next(messages, None)
+
+    async def read() -> weakref.ref[ArrowReader]:
+        reader = ArrowReader(receive)
+        while await reader.next() is not None:
+            pass
+        return weakref.ref(reader)
+
+    assert asyncio.run(read())() is None
 
 
 _FEW = pa.array(["u", "v"]).dictionary_encode()
