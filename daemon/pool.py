@@ -90,11 +90,11 @@ class Pool:
         self._blocked: float | None = None
         self._idle: list[Process] = []
         self._busy: set[Process] = set()
-        self._starts = 0
+        # Starts in progress; the number of the last one, and of the last one that failed.
+        self._starts = self._begun = self._failed = 0
         self._starting: set[Channel] = set()
         self._closed = False
         self._failure: ProbingError | None = None
-        self._failures = 0
         self._pause = 0.0
         self._retry = 0.0
         self._start_s = 0.0
@@ -135,7 +135,7 @@ class Pool:
         InternalError when none can be started.
         """
         with self._lock:
-            failures = self._failures
+            begun = self._begun
             self._waiting += 1
             try:
                 while (process := self._pop(until)) is None:
@@ -145,7 +145,7 @@ class Pool:
                         raise InternalError(f"the {self._policy.name}s are closed")
                     check()
                     left = deadline - time.monotonic()
-                    failed = self._policy.fails_fast and self._failures > failures
+                    failed = self._policy.fails_fast and self._failed > begun
                     if left <= 0 or failed:
                         raise self._none_free(failed)
                     self._free.wait(min(left, GLANCE_S))
@@ -230,7 +230,10 @@ class Pool:
                 self._end(now)
                 if self._due() <= now:
                     self._starts += 1
-                    threading.Thread(target=self._start, name=f"{self._policy.name}-start", daemon=True).start()
+                    self._begun += 1
+                    self._note()
+                    name = f"{self._policy.name}-start"
+                    threading.Thread(target=self._start, args=(self._begun,), name=name, daemon=True).start()
                     continue
                 self._wakes = self._next()
                 self._work.wait(None if math.isinf(self._wakes) else self._wakes - now)
@@ -267,7 +270,7 @@ class Pool:
                 process.until = math.inf
                 process.channel.hang_up()
 
-    def _start(self) -> None:
+    def _start(self, number: int) -> None:
         begun = time.monotonic()
         try:
             process = self._fresh()
@@ -278,7 +281,7 @@ class Pool:
                     _log.warning("no %s can be started: %s", self._policy.name, e.message)
                 first, last = self._policy.retry_s
                 self._pause = min(max(first, 2 * self._pause), last)
-                self._failure, self._failures = e, self._failures + 1
+                self._failure, self._failed = e, number
                 self._retry = time.monotonic() + self._pause
                 self._free.notify_all()
                 self._note()
