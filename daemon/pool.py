@@ -214,7 +214,7 @@ class Pool:
     def _none_free(self, failed: bool) -> ProbingError:
         name = self._policy.name
         if self._failure is not None and (failed or not self._live):
-            return InternalError(f"no {name} can be had: {self._failure.message}", hint=self._failure.hint)
+            return InternalError(f"no {name} can be started: {self._failure.message}", hint=self._failure.hint)
         return TargetTimeout(f"no {name} was free in time", hint="other processes are slow to read; ask again")
 
     def _note(self) -> None:

@@ -21,7 +21,7 @@ from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Channel, ChannelClosed
 from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.tasks import worker
-from probing.daemon.store.tasks.worker import RemoteWorker, WorkerFailed
+from probing.daemon.store.tasks.worker import MAINTENANCE, RemoteWorker, WorkerFailed
 
 MODULE = "probing.daemon.confined.store_maintenance"
 NOW_NS = 1_790_003_600_000_000_000
@@ -42,8 +42,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "LAST_PAUSE_S", 0.0)
 
 
-def opened(root: Path, clock: FakeClock | None = None) -> Store:
-    remote = partial(RemoteWorker, root / "m.sock")
+def opened(root: Path, clock: FakeClock | None = None, idle_s: float = 60.0) -> Store:
+    remote = partial(RemoteWorker, root / "m.sock", policy=MAINTENANCE._replace(idle_s=idle_s))
     clock = clock or FakeClock(mono_ns=10**9, real_ns=NOW_NS)
     return Store.open(root / "state", node="n", limits=LIMITS, background=False, clock=clock, worker=remote)
 
@@ -74,10 +74,8 @@ def again(do: Callable[[], object], until: Until) -> None:
     until(works)
 
 
-def test_the_process_does_it_without_rights_and_ends(
-    tmp_path: Path, listener: Listener, until: Until, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with opened(tmp_path) as store:
+def test_the_process_does_it_without_rights_and_ends(tmp_path: Path, listener: Listener, until: Until) -> None:
+    with opened(tmp_path, idle_s=2.0) as store:
         fill(store, 0)
         assert store.seal(now=True) == 1
         (pid,) = live(listener)
@@ -86,8 +84,6 @@ def test_the_process_does_it_without_rights_and_ends(
         assert "Seccomp:\t2" in status
         assert pids(store) == list(range(PIECE))
         # WHEN there is nothing to do
-        monkeypatch.setattr(worker, "IDLE_S", 0.0)
-        store.maintain()
         # THEN its memory goes back
         until(lambda: not live(listener))
         assert store.status()["state"] == "running"
