@@ -1,4 +1,4 @@
-"""Warm processes without rights, of one kind each: starts, the wait for a free one, late answers, ends.
+"""Processes without rights at the other end of a connection: starts, the wait for a free one, late answers, ends.
 
 A connection to the socket of a kind (``reader.sock``, ``sql.sock``, …) starts a fresh process, as inetd does, which
 ends with its connection. So a process that does not answer costs one connection. On a busy machine a start takes longer
@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 import math
 import select
+import socket
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout
 from probing.daemon.ipc import Channel, Header, connect
 
-__all__ = ("TRANSFER_S", "Policy", "Pool", "Process")
+__all__ = ("TRANSFER_S", "Child", "Policy", "Pool", "Process")
 
 # An answer whose first bytes are there is read within so long, s: a process answers in one go.
 TRANSFER_S = 1.0
@@ -315,6 +317,41 @@ class Pool:
         finally:
             with self._lock:
                 self._starting.discard(channel)
+
+
+class Child:
+    """A process that this one starts, with a connection as descriptor 0; ``close`` kills it.
+
+    ``environment`` is added to the search path and the language, which are all that it gets; ``account``: its user and
+    group. Raises OSError when it cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], account: tuple[int, int] | None = None
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        uid, gid = account or (None, None)
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **environment},
+                    user=uid,
+                    group=gid,
+                    extra_groups=() if account else None,
+                )
+        except OSError:
+            self.channel.close()
+            raise
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
 
 
 def _hung_up(channel: Channel) -> bool:

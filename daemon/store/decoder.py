@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -15,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.errors import FormatError, InternalError, ProbingError
-from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
+from probing.daemon.pool import Child
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.tasks.messages import Contents, Data, LostGroup, Made, Rows, Step, unpack_step
 
@@ -24,7 +23,6 @@ __all__ = ("Decoder", "LogContents", "LogHeader", "SegmentContents")
 # For one message: a piece of some 65,536 rows, or a whole segment that is only checked.
 TIMEOUT_S = 300.0
 _NOBODY = 65534
-_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,7 @@ class Decoder:
 
     def __init__(self, uid: int = _NOBODY, gid: int = _NOBODY) -> None:
         self._account = (uid, gid) if os.geteuid() == 0 else None
-        self._channel: Channel | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def segment(self, fd: int) -> SegmentContents:
         """Decodes all of a Parquet file, and checks its pages."""
@@ -128,13 +125,9 @@ class Decoder:
 
     def close(self) -> None:
         """Ends the process."""
-        channel, self._channel = self._channel, None
-        process, self._process = self._process, None
-        if channel is not None:
-            channel.close()
-        if process is not None:
-            process.kill()
-            process.wait()
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
 
     def __enter__(self) -> Decoder:
         return self
@@ -164,7 +157,7 @@ class Decoder:
 
     def _messages(self, task: str, fd: int, fields: dict[str, object]) -> Generator[Message, None, None]:
         os.lseek(fd, 0, os.SEEK_SET)
-        channel = self._channel or self._start()
+        channel = (self._child or self._start()).channel
         finished = False
         try:
             channel.send({"op": "give", "job": 0}, b"", [fd])
@@ -190,28 +183,20 @@ class Decoder:
             if not finished:
                 self.close()
 
-    def _start(self) -> Channel:
-        ours, theirs = socket.socketpair()
-        uid, gid = self._account or (None, None)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-m", "probing.daemon.confined.store_maintenance", "decode"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=_ENVIRONMENT,
-                user=uid,
-                group=gid,
-                extra_groups=None if uid is None else (),
-            )
-        self._channel = Channel(ours)
+    def _start(self) -> Child:
+        self._child = Child(
+            [sys.executable, "-I", "-m", "probing.daemon.confined.store_maintenance", "decode"],
+            {"MALLOC_ARENA_MAX": "2"},
+            self._account,
+        )
         try:
-            self._channel.request({"op": "ping"}, timeout=TIMEOUT_S)
+            self._child.channel.request({"op": "ping"}, timeout=TIMEOUT_S)
         except ProbingError as e:
             self.close()
             raise InternalError(
                 "the process that decodes files did not start", hint="its error is above; can its user read probingd?"
             ) from e
-        return self._channel
+        return self._child
 
 
 def _table(stream: bytes | memoryview) -> pa.Table:
