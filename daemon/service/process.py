@@ -198,8 +198,7 @@ def _service(
 
 def _preflight(config: Config, engine: Engine, outgoing: Outgoing) -> Preflight:
     from probing.daemon.service.preflight.bandwidth import Bandwidth
-    from probing.daemon.service.preflight.gather import Preflight
-    from probing.daemon.service.preflight.versions import Interpreters
+    from probing.daemon.service.preflight.gather import Interpreters, Preflight
 
     interpreters = Interpreters(f"{config.runtime_dir}/interpreter.sock")
     bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, outgoing)
