@@ -276,14 +276,15 @@ class Pool:
         begun = time.monotonic()
         try:
             process = self._fresh()
-        except ProbingError as e:
+        except Exception as e:  # whatever it is, another start is tried later
+            failure = e if isinstance(e, ProbingError) else InternalError(f"{type(e).__name__}: {e}")
             with self._lock:
                 self._starts -= 1
                 if self._failure is None and not self._closed:
-                    _log.warning("no %s can be started: %s", self._policy.name, e.message)
+                    _log.warning("no %s can be started: %s", self._policy.name, failure.message)
                 first, last = self._policy.retry_s
                 self._pause = min(max(first, 2 * self._pause), last)
-                self._failure, self._failed = e, number
+                self._failure, self._failed = failure, number
                 self._retry = time.monotonic() + self._pause
                 self._free.notify_all()
                 self._note()
