@@ -23,7 +23,7 @@ from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.daemon.diagnose.reviews import Reviews
 from probing.daemon.diagnose.schedule import Schedule
 from probing.daemon.query.engine import Engine
-from probing.daemon.query.pool import WorkerPool
+from probing.daemon.query.pool import GATE, WorkerPool
 from probing.daemon.service.collector_client import CollectorClient
 from probing.diagnosis.ladder import diagnose
 
@@ -97,10 +97,8 @@ def measure(settle_s: float) -> dict[str, dict[str, float]]:
         time.sleep(settle_s)
         runtime = Path(f"{daemon.socket}.d")
         collector = CollectorClient(str(runtime / "control" / "collector.sock"))
-        pool = WorkerPool(str(runtime / "sql.sock"), warm=1)
-        gate = WorkerPool(str(runtime / "sql.sock"), warm=1, renew_after=1000, role="gate")
-        for workers in (pool, gate):
-            workers.fill()
+        pool = WorkerPool(str(runtime / "sql.sock"))
+        gate = WorkerPool(str(runtime / "sql.sock"), GATE)
         engine = Engine(collector, pool, gate)
         gatherer = Gatherer("bench", engine, collector)
         mine = found_job(collector)

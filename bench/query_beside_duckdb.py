@@ -29,7 +29,7 @@ from probing.daemon.collector.control import ControlServer
 from probing.daemon.collector.requests import Requests
 from probing.daemon.config import CONTROL
 from probing.daemon.query.engine import Engine
-from probing.daemon.query.pool import WorkerPool
+from probing.daemon.query.pool import GATE, WorkerPool
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.store import Store
 from probing.daemon.store.limits import StoreLimits
@@ -109,8 +109,7 @@ class Node:
         self.service = subprocess.Popen(argv, cwd="/", stderr=subprocess.DEVNULL)
         self.collector = CollectorClient(str(runtime / CONTROL / "collector.sock"))
         self.pool = WorkerPool(str(runtime / "sql.sock"))
-        self.pool.fill()
-        self.gate = WorkerPool(str(runtime / "sql.sock"), warm=1, role="gate")
+        self.gate = WorkerPool(str(runtime / "sql.sock"), GATE)
         self.engine = Engine(self.collector, self.pool, self.gate)
         options = [("grpc.max_receive_message_length", -1)]
         self.channel = grpc.insecure_channel(f"unix:{root}/s.sock", options=options)

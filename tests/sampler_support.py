@@ -36,7 +36,7 @@ class ServedReaders:
 
 
 class Parsers:
-    """``processes.parser_pool.ParserPool``."""
+    """``processes.parsers.ParserPool``."""
 
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]:
         elf = Elf(fd)

@@ -52,7 +52,7 @@ from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.source import StacksOnDemand
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.store.store import Store
-from probing.daemon.store.tasks.remote_worker import RemoteWorker
+from probing.daemon.store.tasks.worker import RemoteWorker
 from probing.daemon.user_probes.tables import UserTables
 
 __all__ = ("Collector",)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import shlex
 import signal
 import socket
@@ -29,7 +28,7 @@ from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_ope
 
 from probing.api.errors import ProbingError
 from probing.daemon.config import Config, DiagnoseConfig
-from probing.daemon.confined.sandbox import stand_back
+from probing.daemon.confined.sandbox import limit, stand_back
 from probing.daemon.ipc import Channel
 
 __all__ = ("main",)
@@ -42,13 +41,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _COMMAND, _WEBHOOK = "command", "webhook"
 MAX_FINDING = 1 << 20
 MAX_VALUE = 1000
-_LIMITS = {
-    resource.RLIMIT_AS: 4 << 30,
-    resource.RLIMIT_CPU: 600,
-    resource.RLIMIT_FSIZE: 256 << 20,
-    resource.RLIMIT_NOFILE: 1024,
-    resource.RLIMIT_CORE: 0,
-}
+MEMORY_BYTES, CPU_SECONDS, MAX_DESCRIPTORS, MAX_FILE = 4 << 30, 600, 1024, 256 << 20
 _END = (signal.SIGTERM,)
 # Variables of the command, by field of the finding.
 _VARIABLES = ("finding_id", "job", "run", "node", "verdict", "severity", "sentence", "ranks", "nodes")
@@ -60,7 +53,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     channel = Channel(socket.socket(fileno=0))
-    _limit()
+    limit(MEMORY_BYTES, CPU_SECONDS, descriptors=MAX_DESCRIPTORS, file_bytes=MAX_FILE)
     stand_back()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -207,13 +200,6 @@ def _variables(header: Mapping[str, Any]) -> dict[str, str]:
     return {
         f"PROBING_{name.upper()}": "".join(c if c.isprintable() else "?" for c in text) for name, text in texts.items()
     }
-
-
-def _limit() -> None:
-    for kind, value in _LIMITS.items():
-        _, hard = resource.getrlimit(kind)
-        wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (wanted, wanted))
 
 
 if __name__ == "__main__":

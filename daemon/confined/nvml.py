@@ -24,9 +24,8 @@ from pathlib import Path
 from probing.daemon.config import Config
 from probing.daemon.confined.sandbox import confine, limit, stand_back
 from probing.daemon.confined.serving import inherit, requests
-from probing.daemon.gpu.nvml.calls import Calls, DriverFailed, Running
+from probing.daemon.gpu.nvml.calls import Calls, DriverFailed, Running, Watchdog
 from probing.daemon.gpu.nvml.snapshot import Snapshots
-from probing.daemon.gpu.nvml.watchdog import Watchdog
 from probing.daemon.ipc import Channel, ChannelClosed
 
 __all__ = ("main",)

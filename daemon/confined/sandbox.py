@@ -63,13 +63,13 @@ _PACKAGES = (probing.api, probing.daemon, probing.diagnosis, probing.federation)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def limit(memory_bytes: int, cpu_seconds: int) -> None:
+def limit(memory_bytes: int, cpu_seconds: int, *, descriptors: int = MAX_DESCRIPTORS, file_bytes: int = 0) -> None:
     """Bounds address space, descriptors, CPU time and file size; a huge allocation then fails by itself."""
     wanted = {
         resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
+        resource.RLIMIT_NOFILE: descriptors,
         resource.RLIMIT_CPU: cpu_seconds,
-        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_FSIZE: file_bytes,
         resource.RLIMIT_CORE: 0,
     }
     for kind, value in wanted.items():

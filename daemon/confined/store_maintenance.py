@@ -1,11 +1,14 @@
-"""The maintenance process: seals, merges and salvages for the collector. It has no rights and writes no file.
+"""The process that reads files of the store: it seals, merges, salvages and decodes. It has no rights and writes no
+file.
 
-Started as ``python -m probing.daemon.confined.store_maintenance`` with a connection as descriptor 0; it may be killed
-at any time. Requests:
+Started as ``python -m probing.daemon.confined.store_maintenance`` with a connection as descriptor 0, by the supervisor
+for the collector, and with the argument ``decode`` by ``probingd verify`` and ``import``. It may be killed at any time.
+Requests:
 
 * ``ping``: answered with ``{"pid"}``.
 * ``give`` (``job``, descriptors): adds files, in order, to the task of this number. Not answered.
-* ``begin`` (``job``, ``what``, ``fields``): begins the task ``what`` of ``tasks.registry`` over them. Not answered.
+* ``begin`` (``job``, ``what``, ``fields``): begins the task ``what`` of ``tasks.worker`` or ``tasks.decode`` over them.
+  Not answered.
 * ``next`` (``job``): answered with the task's steps (``tasks.messages``) up to the next turn, or to ``{"end"}``.
 * ``drop`` (``job``): ends a task that is not complete. Not answered.
 """
@@ -13,6 +16,7 @@ at any time. Requests:
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,21 +26,22 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import pyarrow as pa
 
-from probing.api.errors import InternalError, ProbingError, UsageError
+from probing.api.errors import FormatError, InternalError, ProbingError, UsageError
 from probing.daemon.confined.sandbox import confine, limit, stand_back
-from probing.daemon.confined.serving import inherit, requests
-from probing.daemon.confined.store_errors import format_error
+from probing.daemon.confined.serving import inherit, internal_error, requests
 from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.store.tasks.decode import DECODING
 from probing.daemon.store.tasks.messages import Step, Turn, pack_step
-from probing.daemon.store.tasks.registry import TASKS
 from probing.daemon.store.tasks.segment_output import Source
+from probing.daemon.store.tasks.worker import TASKS
 
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# For the life of the process, which the collector keeps short.
-CPU_SECONDS = 3600
+# For the life of the process, which the collector keeps short. Of a decoder: enough for a directory of some 100 GB.
+CPU_SECONDS, DECODER_CPU_SECONDS = 3600, 4 * 3600
 MAX_FILES = 256
+MAX_TEXT = 300
 
 
 @dataclass
@@ -61,9 +66,12 @@ def main() -> int:
 
 
 def _give_up_rights() -> None:
-    # Not niced: the log must not grow faster than it is sealed.
-    stand_back(niceness=0)
-    limit(MEMORY_BYTES, CPU_SECONDS)
+    if sys.argv[1:] == ["decode"]:
+        limit(MEMORY_BYTES, DECODER_CPU_SECONDS)
+    else:
+        # Not niced: the log must not grow faster than it is sealed.
+        stand_back(niceness=0)
+        limit(MEMORY_BYTES, CPU_SECONDS)
     # Imported before its files are out of reach.
     import pyarrow.parquet  # noqa: F401
 
@@ -83,7 +91,7 @@ def _take(channel: Channel, request: Message, tasks: dict[int, _Task]) -> None:
             raise InternalError(f"more than {MAX_FILES} files")
     elif op == "begin":
         task = tasks.setdefault(number, _Task())
-        task.steps = TASKS[header["what"]](task.files, header["fields"])
+        task.steps = {**TASKS, **DECODING}[header["what"]](task.files, header["fields"])
     elif op == "drop":
         tasks.pop(number, _Task()).close()
     elif op == "next":
@@ -103,15 +111,20 @@ def _next(channel: Channel, task: _Task) -> bool:
         channel.send({"end": True})
     except ChannelClosed:
         raise
-    except MemoryError:
-        channel.send_error(InternalError("it needs more memory than there is for it"))
-    except ProbingError as e:
-        channel.send_error(e)
-    except Exception as e:
-        if not (error := format_error(e)):
-            raise
-        channel.send_error(error)
+    except Exception as e:  # a task that fails ends no other
+        channel.send_error(_error_of(e))
     return True
+
+
+def _error_of(e: Exception) -> ProbingError:
+    """Returns what the asker is told: FormatError for what the bytes of a damaged file explain."""
+    if isinstance(e, ProbingError):
+        return e
+    if isinstance(e, MemoryError):
+        return InternalError("it needs more memory than there is for it")
+    if isinstance(e, pa.ArrowException | OSError | ValueError | KeyError | TypeError | OverflowError):
+        return FormatError(" ".join(str(e).split())[:MAX_TEXT] or type(e).__name__)
+    return internal_error("maintenance", e)
 
 
 if __name__ == "__main__":

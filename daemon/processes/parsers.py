@@ -1,17 +1,130 @@
-"""The parsers of a collector by what they parse, and the symbols that they find."""
+"""Requests to parser processes, with a deadline each; the parsers of a collector by what they parse.
+
+Symbols of a file are parsed once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+import os
+import select
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.elf.symbols import Symbol, SymbolFinder
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
+from probing.daemon.pool import TRANSFER_S, Policy, Pool, Process
 from probing.daemon.processes.readers import Parsers
 
-__all__ = ("ParserPools", "symbols_by")
+__all__ = ("ParserPool", "ParserPools", "symbols_by")
 
+PARSERS = Policy("parser")
 FILES_IDLE_S = 30.0
 PARSE_TIMEOUT_S = 5.0
+MAX_CACHED_FILES, MAX_CACHED_SYMBOLS = 256, 8_192
+
+
+class ParserPool:
+    """Parses files in processes without rights at ``socket_path``. Safe for any thread."""
+
+    def __init__(self, socket_path: str, policy: Policy = PARSERS) -> None:
+        self._pool = Pool(socket_path, policy)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[Any, ...], dict[str, Any] | UnsupportedTarget] = OrderedDict()
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> dict[str, Any]:
+        """The symbols of the ELF file ``fd`` whose names match ``patterns``; ``confined/parser.py`` has the keys.
+
+        ``fd`` stays the caller's. Answers, refusals too, are kept by (device, inode, size, mtime). Raises
+        UnsupportedTarget for a file that makes no sense or asks for too much, TargetTimeout for no answer in time.
+        """
+        found = os.fstat(fd)
+        key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, tuple(patterns))
+        with self._lock:
+            answer = self._known.get(key)
+            if answer is not None:
+                self._known.move_to_end(key)
+        if answer is None:
+            answer = self._parsed(key, fd, patterns, timeout)
+        if isinstance(answer, UnsupportedTarget):
+            raise UnsupportedTarget(answer.message, hint=answer.hint)
+        return answer
+
+    def _parsed(
+        self, key: tuple[Any, ...], fd: int, patterns: Sequence[str], timeout: float
+    ) -> dict[str, Any] | UnsupportedTarget:
+        answer: dict[str, Any] | UnsupportedTarget
+        try:
+            answer = self.call("symbols", fds=[fd], timeout=timeout, patterns=list(patterns))
+        except UnsupportedTarget as e:
+            answer = e
+        with self._lock:
+            self._known[key] = answer
+            while len(self._known) > MAX_CACHED_FILES or self._symbols() > MAX_CACHED_SYMBOLS:
+                self._known.popitem(last=False)
+        return answer
+
+    def _symbols(self) -> int:
+        return sum(len(known["symbols"]) for known in self._known.values() if isinstance(known, dict))
+
+    def call(
+        self, op: str, payload: bytes = b"", *, fds: Sequence[int] = (), timeout: float = 10.0, **args: Any
+    ) -> dict[str, Any]:
+        """Sends a request to a parser (``confined/parser.py`` lists the ops) and returns the JSON object of its answer.
+
+        ``timeout`` in seconds includes the wait for a free parser; ``fds`` stay the caller's. Raises TargetTimeout when
+        the parser does not answer in time or ends, UnsupportedTarget or CorruptTarget for a file that cannot be parsed.
+        """
+        deadline = time.monotonic() + timeout
+        header = {"op": op, **args}
+        try:
+            answer = self._ask(header, payload, fds, deadline)
+        except ChannelClosed:
+            # A parser can be killed at any time, even while idle. A file that ends two parsers is the reason itself.
+            try:
+                answer = self._ask(header, payload, fds, deadline)
+            except ChannelClosed as e:
+                raise TargetTimeout(
+                    "the parser ended over a file", hint="the file asks for more than a parser may use"
+                ) from e
+        answer.close_fds()
+        with contextlib.suppress(ValueError):
+            parsed = json.loads(answer.payload)
+            if isinstance(parsed, dict):
+                return parsed
+        raise InternalError("a parser answered no object")
+
+    def _ask(self, header: dict[str, Any], payload: bytes, fds: Sequence[int], deadline: float) -> Message:
+        parser = self._pool.acquire(deadline)
+        channel = parser.channel
+        done: Callable[[Process], None] = self._pool.discard
+        try:
+            channel.send(header, payload, fds)
+            readable = select.poll()
+            readable.register(channel.fileno(), select.POLLIN)
+            if not readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                done = self._pool.finish
+                raise ChannelTimeout("no answer in time")
+            answer = channel.answer(TRANSFER_S)
+            done = self._pool.release
+        except ChannelTimeout as e:
+            raise TargetTimeout("a file could not be parsed in time", hint="is it a library at all?") from e
+        except ChannelClosed:
+            raise
+        except ProbingError:
+            done = self._pool.release
+            raise
+        finally:
+            done(parser)
+        return answer
 
 
 class ParserPools:
@@ -23,8 +136,8 @@ class ParserPools:
 
     def __init__(self, socket_path: str) -> None:
         self.libraries = ParserPool(socket_path)
-        self.stacks = ParserPool(socket_path, kept=0)
-        self.files = ParserPool(socket_path, kept=0, idle_s=FILES_IDLE_S)
+        self.stacks = ParserPool(socket_path, PARSERS._replace(kept=0))
+        self.files = ParserPool(socket_path, PARSERS._replace(kept=0, idle_s=FILES_IDLE_S))
 
     def close(self) -> None:
         for pool in (self.libraries, self.stacks, self.files):

@@ -1,18 +1,24 @@
-"""Requests to reader processes, with a deadline each. A target whose read did not end is not read for a while."""
+"""Requests to reader processes, with a deadline each. A target whose read did not end is not read for a while.
+
+Many processes are read at once from a single thread, as long as a reader is free, so that one that fails or is slow
+delays no other: a thread for each process would wait longer for its turn than the readers read.
+"""
 
 from __future__ import annotations
 
+import os
 import select
 import time
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from probing.api.errors import ProbingError, TargetTimeout
-from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
-from probing.daemon.processes.ask_many import Ask, Blocked, Slow, ask_round
-from probing.daemon.processes.connections import TRANSFER_S, Connections
-from probing.daemon.processes.progress import Progress
+from probing.api.errors import CorruptTarget, ProbingError, TargetTimeout
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
+from probing.daemon.pool import TRANSFER_S, Policy, Pool, Process
+from probing.daemon.processes.procfs import parse_stat
 from probing.daemon.processes.quarantine import Quarantine, Quarantines
 
 __all__ = ("ReaderPool",)
@@ -21,15 +27,21 @@ QUARANTINE_S = 30.0
 # The first one of a target whose caller has a ``patience``, since it may only have been swapped out, and of one whose
 # reader is slow, since the machine may be busy.
 SHORT_QUARANTINE_S = 2.0
-# Between the two looks at a reader that has not answered in time, ms.
-_LOOK_MS = 100
+# Between two looks at a reader that has not answered in time, s.
+_LOOK_S = 0.1
 # A reader that runs, or waits for a CPU, has so much more of the time: a new one would take longer to start.
 _EXTRA = 2
+_MAX_STAT = 4096
 _Key = tuple[int, int]
+_Ask = Callable[[], dict[str, Any]]
 
 
-class _Stuck(ChannelTimeout):
-    """A reader has had all its time, and neither runs nor waits for a CPU."""
+class _Blocked(ChannelTimeout):
+    """A reader neither runs nor waits for a CPU. ``patient``: its caller waited for no longer than a ``patience``."""
+
+    def __init__(self, *, patient: bool) -> None:
+        super().__init__("a reader is blocked")
+        self.patient = patient
 
 
 class ReaderPool:
@@ -37,7 +49,7 @@ class ReaderPool:
 
     def __init__(self, socket_path: str, size: int = 3, *, quarantine_s: float = QUARANTINE_S) -> None:
         self.size = size
-        self._pool = Connections(socket_path, size, "reader")
+        self._pool = Pool(socket_path, Policy("reader", size))
         self._quarantine_s = quarantine_s
         self._quarantines = Quarantines()
 
@@ -54,46 +66,27 @@ class ReaderPool:
         patience: float | None = None,
         **args: Any,
     ) -> Message:
-        """Send a request to a reader (``confined/reader.py`` lists the ops). The caller owns the answer's descriptors.
+        """Sends a request to a reader (``confined/reader.py`` lists the ops). The caller owns the answer's descriptors.
 
         ``timeout`` in seconds includes the wait for a free reader. A reader that is blocked, not only slow, is given up
         after ``patience`` seconds; without one, a slow reader has three times as long. ``pid`` 0 is for requests about
         many processes. Raises ProcessGone, TargetTimeout (at once while the target is in quarantine), another
         TargetError, PrivilegeError, or InternalError when there are no readers.
         """
-        deadline = time.monotonic() + timeout
-        self._quarantines.refuse(pid, start_ns)
-        header = {"op": op, "pid": pid, "start_ns": start_ns, **args}
-        try:
-            answer = self._ask(header, deadline, patience)
-        except ChannelTimeout as e:
-            raise self._given_up((pid, start_ns), op, e, timeout) from e
-        self._quarantines.end(pid, start_ns)
+        ((_, answer),) = self._round(op, {(pid, start_ns): lambda: args}, timeout, patience)
+        if isinstance(answer, ProbingError):
+            raise answer
         return answer
 
     def call_each(
-        self, op: str, asks: Mapping[_Key, Ask], *, timeout: float, patience: float
+        self, op: str, asks: Mapping[_Key, _Ask], *, timeout: float, patience: float
     ) -> Iterator[tuple[_Key, Message | ProbingError]]:
         """``call`` for many processes (pid, start_ns) at once: yields each with its answer or error.
 
         The functions in ``asks`` return the further arguments; each is called when a reader is free. Answers are in the
         order in which they arrive.
         """
-        deadline = time.monotonic() + timeout
-        free: dict[_Key, Ask] = {}
-        for key, ask in asks.items():
-            try:
-                self._quarantines.refuse(*key)
-            except TargetTimeout as e:
-                yield key, e
-            else:
-                free[key] = partial(_request, op, key, ask)
-        for key, answer in ask_round(self._pool, free, deadline, patience):
-            if isinstance(answer, ChannelTimeout):
-                yield key, self._given_up(key, op, answer, timeout)
-            else:
-                self._quarantines.end(*key)
-                yield key, answer
+        return self._round(op, asks, timeout, patience)
 
     def quarantined(self) -> list[Quarantine]:
         """The targets that are in quarantine now."""
@@ -103,60 +96,32 @@ class ReaderPool:
         """The process ended: drop its quarantine."""
         self._quarantines.end(pid, start_ns)
 
-    def _ask(self, header: dict[str, Any], deadline: float, patience: float | None) -> Message:
-        channel = self._pool.acquire(deadline)
-        try:
+    def _round(
+        self, op: str, asks: Mapping[_Key, _Ask], timeout: float, patience: float | None
+    ) -> Iterator[tuple[_Key, Message | ProbingError]]:
+        deadline = time.monotonic() + timeout
+        free: dict[_Key, _Ask] = {}
+        for key, ask in asks.items():
             try:
-                answer = self._request(channel, header, deadline, patience)
-            except ChannelClosed:
-                # A reader can be killed at any time; the next one answers the same.
-                self._pool.discard(channel)
-                channel = self._pool.acquire(deadline)
-                answer = self._request(channel, header, deadline, patience)
-        except Slow:
-            self._pool.finish(channel)
-            raise
-        except (ChannelClosed, ChannelTimeout):
-            self._pool.discard(channel)
-            raise
-        except ProbingError:
-            self._pool.release(channel)
-            raise
-        except BaseException:
-            self._pool.discard(channel)
-            raise
-        self._pool.release(channel)
-        return answer
-
-    def _request(self, channel: Channel, header: dict[str, Any], deadline: float, patience: float | None) -> Message:
-        channel.send(header)
-        readable = select.poll()
-        readable.register(channel.fileno(), select.POLLIN)
-        progress = Progress(self._pool.pid_of(channel))
-        if patience is None:
-            left = max(0.0, deadline - time.monotonic())
-            last = deadline + _EXTRA * left
-            if not readable.poll(left * 1000):
-                progress.none_since_last()
-                while not readable.poll(_LOOK_MS):
-                    if progress.none_since_last():
-                        raise _Stuck("a reader does not come back")
-                    if time.monotonic() > last:
-                        raise Slow("no answer in time")
-            return channel.answer(TRANSFER_S)
-        # Two looks, so that one is over when the patience is.
-        while not readable.poll(patience * 500):
-            if progress.none_since_last():
-                raise Blocked("a reader is blocked")
-            if time.monotonic() > deadline:
-                raise Slow("no answer in time")
-        return channel.answer(TRANSFER_S)
+                self._quarantines.refuse(*key)
+                free[key] = ask
+            except TargetTimeout as e:
+                yield key, e
+        for key, answer in _Round(self._pool, op, free, deadline, patience):
+            if isinstance(answer, ChannelTimeout):
+                yield key, self._given_up(key, op, answer, timeout)
+            else:
+                if isinstance(answer, Message):
+                    self._quarantines.end(*key)
+                yield key, answer
 
     def _given_up(self, key: _Key, op: str, why: ChannelTimeout, timeout: float) -> TargetTimeout:
-        first = self._quarantine_s if isinstance(why, _Stuck) else min(SHORT_QUARANTINE_S, self._quarantine_s)
+        patient = isinstance(why, _Blocked) and why.patient
+        stuck = isinstance(why, _Blocked) and not patient
         if key[0]:
+            first = self._quarantine_s if stuck else min(SHORT_QUARANTINE_S, self._quarantine_s)
             self._quarantines.add(*key, op, first)
-        if isinstance(why, Blocked):
+        if patient:
             return TargetTimeout(
                 f"process {key[0]} does not let itself be read ({op})",
                 hint="its memory may lie on storage, or behind a handler, that does not answer",
@@ -164,5 +129,142 @@ class ReaderPool:
         return TargetTimeout(f"process {key[0]} could not be read in {timeout:g} s ({op})")
 
 
-def _request(op: str, key: _Key, ask: Ask) -> dict[str, Any]:
-    return {"op": op, "pid": key[0], "start_ns": key[1], **ask()}
+@dataclass(slots=True)
+class _Asked:
+    """A request that a reader has: when it is looked at next, and when it is given up though the reader runs."""
+
+    key: _Key
+    reader: Process
+    again: bool
+    progress: Progress
+    look: float
+    last: float
+
+
+class _Round:
+    """Yields each process once with its answer or error, in the order of arrival.
+
+    ``deadline`` is on time.monotonic(). A reader that is blocked for ``patience`` seconds gives _Blocked; without a
+    patience, one that is blocked at the deadline.
+    """
+
+    def __init__(self, pool: Pool, op: str, asks: Mapping[_Key, _Ask], deadline: float, patience: float | None) -> None:
+        self._pool = pool
+        self._op = op
+        self._asks = asks
+        self._waiting = deque((key, False) for key in asks)
+        self._deadline = deadline
+        self._patient = patience is not None
+        # Two looks, so that one is over when the patience is.
+        self._look_s = _LOOK_S if patience is None else patience / 2
+        self._busy: dict[int, _Asked] = {}
+        self._readable = select.poll()
+
+    def __iter__(self) -> Iterator[tuple[_Key, Message | ProbingError]]:
+        try:
+            while self._waiting or self._busy:
+                yield from self._send()
+                yield from self._receive()
+        finally:
+            for asked in self._busy.values():
+                self._pool.discard(asked.reader)
+
+    def _send(self) -> Iterator[tuple[_Key, ProbingError]]:
+        while self._waiting:
+            try:
+                reader = self._pool.try_acquire() if self._busy else self._pool.acquire(self._deadline)
+            except ProbingError as e:
+                yield from ((key, e) for key, _ in self._waiting)
+                self._waiting.clear()
+                return
+            if reader is None:
+                return
+            key, again = self._waiting.popleft()
+            now = time.monotonic()
+            look, last = now + self._look_s, self._deadline
+            if not self._patient:
+                look, last = self._deadline, self._deadline + _EXTRA * max(0.0, self._deadline - now)
+            asked = _Asked(key, reader, again, Progress(reader.pid), look, last)
+            self._busy[reader.channel.fileno()] = asked
+            try:
+                reader.channel.send({"op": self._op, "pid": key[0], "start_ns": key[1], **self._asks[key]()})
+                self._readable.register(reader.channel.fileno(), select.POLLIN)
+            except ProbingError as e:
+                del self._busy[reader.channel.fileno()]
+                if error := self._failed(asked, e):
+                    yield key, error
+
+    def _receive(self) -> Iterator[tuple[_Key, Message | ProbingError]]:
+        if not self._busy:
+            return
+        look_s = min(asked.look for asked in self._busy.values()) - time.monotonic()
+        for fd, _ in self._readable.poll(max(0.0, look_s) * 1000):
+            asked = self._forget(fd)
+            try:
+                answer = asked.reader.channel.answer(TRANSFER_S)
+            except ProbingError as e:
+                if error := self._failed(asked, e):
+                    yield asked.key, error
+            else:
+                self._pool.release(asked.reader)
+                yield asked.key, answer
+        yield from self._give_up()
+
+    def _give_up(self) -> Iterator[tuple[_Key, ProbingError]]:
+        now = time.monotonic()
+        for fd, asked in list(self._busy.items()):
+            if now < asked.look:
+                continue
+            asked.look = now + self._look_s
+            if asked.progress.none_since_last():
+                self._pool.discard(self._forget(fd).reader)
+                yield asked.key, _Blocked(patient=self._patient)
+            elif now > asked.last:
+                self._pool.finish(self._forget(fd).reader)
+                yield asked.key, ChannelTimeout("no answer in time")
+
+    def _failed(self, asked: _Asked, error: ProbingError) -> ProbingError | None:
+        """The error to yield. None: the request is sent again, since a reader can be killed at any time."""
+        if not isinstance(error, (ChannelClosed, ChannelTimeout)):
+            self._pool.release(asked.reader)
+            return error
+        self._pool.discard(asked.reader)
+        if isinstance(error, ChannelClosed) and not asked.again:
+            self._waiting.append((asked.key, True))
+            return None
+        return error
+
+    def _forget(self, fd: int) -> _Asked:
+        self._readable.unregister(fd)
+        return self._busy.pop(fd)
+
+
+class Progress:
+    """Watches ``pid``, one of our readers, while it answers."""
+
+    def __init__(self, pid: int) -> None:
+        self._path = Path(f"/proc/{pid}/stat")
+        self._before: int | None = None
+
+    def none_since_last(self) -> bool:
+        """Whether it is blocked and has not run since the last call."""
+        ran = self._ran_if_blocked()
+        stuck = ran is not None and ran == self._before
+        self._before = ran
+        return stuck
+
+    def _ran_if_blocked(self) -> int | None:
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                stat = parse_stat(os.read(fd, _MAX_STAT))
+            finally:
+                os.close(fd)
+            switches = self._switches()
+        except (OSError, CorruptTarget):
+            return None
+        return switches if stat.state in "DS" else None
+
+    def _switches(self) -> int:
+        # How often it was scheduled: finer than its CPU time, which counts in ticks.
+        return int(self._path.with_name("schedstat").read_text().split()[2])

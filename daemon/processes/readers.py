@@ -1,4 +1,4 @@
-"""Interfaces of the pools that read processes and parse files (``reader_pool`` and ``parser_pool``)."""
+"""Interfaces of the pools that read processes and parse files (``reader_pool`` and ``parsers``)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Readers(Protocol):
 
 
 class Parsers(Protocol):
-    """``processes.parser_pool.ParserPool``: documented there."""
+    """``processes.parsers.ParserPool``: documented there."""
 
     def call(
         self, op: str, payload: bytes = b"", *, fds: Sequence[int] = (), timeout: float = 10.0, **args: Any

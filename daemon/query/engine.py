@@ -25,10 +25,9 @@ from probing.daemon.query.caller import NOBODY, Caller
 from probing.daemon.query.cancellation import stop_if
 from probing.daemon.query.checked import Checked
 from probing.daemon.query.concurrency import QuerySlots
-from probing.daemon.query.damaged import DamagedSegments, Segments
 from probing.daemon.query.gatekeeper import Gatekeeper
 from probing.daemon.query.pool import WorkerPool
-from probing.daemon.query.snapshot import QueryFile, QuerySnapshot, Store
+from probing.daemon.query.snapshot import DamagedSegments, QueryFile, QuerySnapshot, Segments, Store
 from probing.daemon.store.needs import Need
 
 __all__ = ("Engine",)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -10,7 +11,11 @@ from typing import NamedTuple, Protocol
 from probing.api.tables import Table
 from probing.daemon.store.needs import Need
 
-__all__ = ("QueryFile", "QuerySnapshot", "Store")
+__all__ = ("DamagedSegments", "QueryFile", "QuerySnapshot", "Segments", "Store")
+
+# How long a damaged segment is left out before it is tried again, s.
+SET_ASIDE_S = 600.0
+MAX_SET_ASIDE = 10_000
 
 
 class QueryFile(NamedTuple):
@@ -18,6 +23,9 @@ class QueryFile(NamedTuple):
 
     path: str
     rows: int
+
+
+Segments = Mapping[str, Sequence[QueryFile]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +55,31 @@ class Store(Protocol):
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
         """Reports segments that could not be read. Raises nothing."""
+
+
+class DamagedSegments:
+    """Segments that could not be read, which the next queries leave out. Safe for many threads."""
+
+    def __init__(self) -> None:
+        # Replaced, never changed.
+        self._until: dict[str, float] = {}
+
+    def without(self, segments: Segments) -> tuple[dict[str, list[QueryFile]], list[str]]:
+        """``segments`` without the damaged ones, and a warning for each table that has some."""
+        now = time.monotonic()
+        self._until = {path: until for path, until in self._until.items() if until > now}
+        kept: dict[str, list[QueryFile]] = {}
+        warnings = []
+        for name, found in segments.items():
+            kept[name] = [segment for segment in found if segment.path not in self._until]
+            if left_out := len(found) - len(kept[name]):
+                warnings.append(f"{name}: {left_out} damaged segment{'s' * (left_out > 1)} left out")
+        return kept, warnings
+
+    def add(self, paths: Iterable[object]) -> list[str]:
+        """Leaves out the segments at ``paths`` for SET_ASIDE_S; returns the paths."""
+        added = [str(path) for path in paths]
+        if added:
+            known = {**self._until, **dict.fromkeys(added, time.monotonic() + SET_ASIDE_S)}
+            self._until = dict(list(known.items())[-MAX_SET_ASIDE:])
+        return added

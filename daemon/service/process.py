@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ from probing.daemon.config import Config, shown
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import SERVICE
 from probing.daemon.query.engine import Engine
-from probing.daemon.query.pool import WorkerPool
+from probing.daemon.query.pool import GATE, QUERY, WorkerPool
 from probing.daemon.query.user_views import UserViews
 from probing.daemon.service.allowed import Allowed
 from probing.daemon.service.collector_client import CollectorClient
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ("main",)
 
-REFILL_S = 1.0
+ROUND_S = 1.0
 # After so many rounds all is started, with or without the collector.
 MOST_ROUNDS = 10
 
@@ -74,8 +74,8 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     stop = asyncio.Event()
     stop_on_signal(partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set))
     collector = CollectorClient(config.control_socket)
-    pool = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=config.query.workers)
-    gate = WorkerPool(f"{config.runtime_dir}/sql.sock", warm=1, renew_after=1000, role="gate")
+    pool = WorkerPool(f"{config.runtime_dir}/sql.sock", QUERY._replace(kept=0))
+    gate = WorkerPool(f"{config.runtime_dir}/sql.sock", GATE._replace(kept=0))
     listeners = Listeners.inherited()
     server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit, listeners)
     service, diagnosis, metrics, gossip = _service(config, collector, (pool, gate), server, doors, listeners, key)
@@ -92,15 +92,17 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     notify(f"READY=1\nSTATUS=answering at unix:{config.public_socket}{also}")
     # First what an answer needs, and the rest a round after the collector is ready.
     rounds, whole = 0, False
+    gate.keep(1)
+    pool.keep(1)
     while not stop.is_set():
         watch.step()
-        await asyncio.to_thread(_fill, (gate, pool), None if whole else 1)
         ready = whole or rounds == MOST_ROUNDS or await asyncio.to_thread(_collects, collector)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), until_next(REFILL_S))
+            await asyncio.wait_for(stop.wait(), until_next(ROUND_S))
         rounds += 1
         if ready and not whole:
             whole = True
+            pool.keep(config.query.workers)
             await asyncio.to_thread(diagnosis.start)
     # A gRPC call still in progress at the interpreter's exit would crash it.
     channel.close()
@@ -117,14 +119,9 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     service.close()
 
 
-def _fill(pools: Iterable[WorkerPool], most: int | None) -> None:
-    for pool in pools:
-        pool.fill(most)
-
-
 def _collects(collector: CollectorClient) -> bool:
     try:
-        return collector.status(REFILL_S).get("state") in RUNNING
+        return collector.status(ROUND_S).get("state") in RUNNING
     except ProbingError:
         return False
 
@@ -201,8 +198,7 @@ def _service(
 
 def _preflight(config: Config, engine: Engine, outgoing: Outgoing) -> Preflight:
     from probing.daemon.service.preflight.bandwidth import Bandwidth
-    from probing.daemon.service.preflight.gather import Preflight
-    from probing.daemon.service.preflight.versions import Interpreters
+    from probing.daemon.service.preflight.gather import Interpreters, Preflight
 
     interpreters = Interpreters(f"{config.runtime_dir}/interpreter.sock")
     bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, outgoing)

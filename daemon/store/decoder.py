@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -15,16 +13,16 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.errors import FormatError, InternalError, ProbingError
-from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
+from probing.daemon.pool import Child
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.tasks.messages import Data, LostGroup, unpack_step
+from probing.daemon.store.tasks.messages import Contents, Data, LostGroup, Made, Rows, Step, unpack_step
 
 __all__ = ("Decoder", "LogContents", "LogHeader", "SegmentContents")
 
 # For one message: a piece of some 65,536 rows, or a whole segment that is only checked.
 TIMEOUT_S = 300.0
 _NOBODY = 65534
-_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +65,11 @@ class Decoder:
 
     def __init__(self, uid: int = _NOBODY, gid: int = _NOBODY) -> None:
         self._account = (uid, gid) if os.geteuid() == 0 else None
-        self._channel: Channel | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def segment(self, fd: int) -> SegmentContents:
         """Decodes all of a Parquet file, and checks its pages."""
-        found = self._end("segment", fd, {})
+        found = self._contents("segment", fd, {})
         jobs = None if found["jobs"] is None else tuple(map(str, found["jobs"]))
         columns = tuple(map(str, found["columns"]))
         first, last = int(found["ts_min"]), int(found["ts_max"])
@@ -85,12 +82,12 @@ class Decoder:
 
     def log_header(self, fd: int) -> LogHeader:
         """Decodes the header of a log part."""
-        found = self._end("header", fd, {})
+        found = self._contents("header", fd, {})
         return LogHeader(int(found["number"]), str(found["node"]), int(found["first_sequence"]))
 
     def log(self, fd: int, void_from: int | None) -> LogContents:
         """Decodes a log part up to its first bad record, or up to the sequence number ``void_from``."""
-        found = self._end("log", fd, {"void_from": void_from, "send": False})
+        found = self._contents("log", fd, {"void_from": void_from, "send": False})
         rows = {str(name): int(count) for name, count in found["rows"].items()}
         times = {str(name): (int(span[0]), int(span[1])) for name, span in found["ts"].items()}
         return LogContents(rows, times, int(found["next_sequence"]), tuple(map(str, found["problems"])))
@@ -107,14 +104,16 @@ class Decoder:
         fields = {"table": damaged.table, "rows": damaged.rows, "ts_min": damaged.ts_min, "ts_max": damaged.ts_max}
         copy, lost = os.memfd_create("salvaged", os.MFD_CLOEXEC), []
         try:
-            with closing(self._messages("salvage", fd, {"fields": fields})) as messages:
-                for header, payload in messages:
-                    match unpack_step(header, payload):
-                        case LostGroup() as group:
-                            lost.append(group)
+            with closing(self._steps("salvage", fd, fields)) as steps:
+                for step in steps:
+                    match step:
+                        case LostGroup():
+                            lost.append(step)
                         case Data(data):
                             while data:
                                 data = data[os.write(copy, data) :]
+                        case Made():
+                            pass
                         case _:
                             raise FormatError("a decoder salvaged something else")
             if not os.fstat(copy).st_size:
@@ -126,13 +125,9 @@ class Decoder:
 
     def close(self) -> None:
         """Ends the process."""
-        channel, self._channel = self._channel, None
-        process, self._process = self._process, None
-        if channel is not None:
-            channel.close()
-        if process is not None:
-            process.kill()
-            process.wait()
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
 
     def __enter__(self) -> Decoder:
         return self
@@ -140,34 +135,40 @@ class Decoder:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _end(self, op: str, fd: int, fields: dict[str, object]) -> dict[str, Any]:
-        """Returns the end of an answer without rows."""
-        with closing(self._messages(op, fd, fields)) as messages:
-            try:
-                next(messages)
-            except StopIteration as e:
-                return dict(e.value)
-            raise InternalError(f"a decoder answered {op} with rows")
+    def _contents(self, task: str, fd: int, fields: dict[str, object]) -> dict[str, Any]:
+        """Returns what a file holds, which is the only step of ``task``."""
+        with closing(self._steps(task, fd, fields)) as steps:
+            contents = next(steps, None)
+            if not isinstance(contents, Contents) or next(steps, None) is not None:
+                raise InternalError(f"a decoder answered {task} with other steps")
+        return dict(contents.fields)
 
-    def _rows(self, op: str, fd: int, fields: dict[str, object]) -> Iterator[tuple[str, pa.Table]]:
-        with closing(self._messages(op, fd, fields)) as messages:
-            for header, payload in messages:
-                yield str(header.get("part")), _table(payload)
+    def _rows(self, task: str, fd: int, fields: dict[str, object]) -> Iterator[tuple[str, pa.Table]]:
+        with closing(self._steps(task, fd, fields)) as steps:
+            for step in steps:
+                if isinstance(step, Rows):
+                    yield step.table, _table(step.stream)
 
-    def _messages(
-        self, op: str, fd: int, fields: dict[str, object]
-    ) -> Generator[tuple[dict[str, Any], bytes], None, dict[str, Any]]:
-        """Yields the messages of an answer, and returns its end."""
+    def _steps(self, task: str, fd: int, fields: dict[str, object]) -> Generator[Step, None, None]:
+        """Yields the steps of a task over one file, without turns."""
+        with closing(self._messages(task, fd, fields)) as messages:
+            for message in messages:
+                yield unpack_step(message.header, message.payload)
+
+    def _messages(self, task: str, fd: int, fields: dict[str, object]) -> Generator[Message, None, None]:
         os.lseek(fd, 0, os.SEEK_SET)
-        channel = self._channel or self._start()
+        channel = (self._child or self._start()).channel
         finished = False
         try:
-            channel.send({"op": op, **fields}, b"", [fd])
+            channel.send({"op": "give", "job": 0}, b"", [fd])
+            channel.send({"op": "begin", "job": 0, "what": task, "fields": fields})
+            channel.send({"op": "next", "job": 0})
             while "end" not in (message := channel.answer(TIMEOUT_S)).header:
-                yield message.header, message.payload
-            end: dict[str, Any] = dict(message.header["end"])
+                if "turn" in message.header:
+                    channel.send({"op": "next", "job": 0})
+                else:
+                    yield message
             finished = True
-            return end
         except ChannelTimeout:
             raise FormatError("it could not be decoded in time") from None
         except ChannelClosed:
@@ -182,33 +183,25 @@ class Decoder:
             if not finished:
                 self.close()
 
-    def _start(self) -> Channel:
-        ours, theirs = socket.socketpair()
-        uid, gid = self._account or (None, None)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-m", "probing.daemon.confined.store_decoder"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=_ENVIRONMENT,
-                user=uid,
-                group=gid,
-                extra_groups=None if uid is None else (),
-            )
-        self._channel = Channel(ours)
+    def _start(self) -> Child:
+        self._child = Child(
+            [sys.executable, "-I", "-m", "probing.daemon.confined.store_maintenance", "decode"],
+            {"MALLOC_ARENA_MAX": "2"},
+            self._account,
+        )
         try:
-            self._channel.request({"op": "ping"}, timeout=TIMEOUT_S)
+            self._child.channel.request({"op": "ping"}, timeout=TIMEOUT_S)
         except ProbingError as e:
             self.close()
             raise InternalError(
                 "the process that decodes files did not start", hint="its error is above; can its user read probingd?"
             ) from e
-        return self._channel
+        return self._child
 
 
-def _table(payload: bytes) -> pa.Table:
+def _table(stream: bytes | memoryview) -> pa.Table:
     try:
-        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
             rows = reader.read_all()
         rows.validate(full=True)
     except (pa.ArrowException, OSError) as e:

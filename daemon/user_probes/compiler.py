@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
-import subprocess
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from probing.api.errors import AttachError, ConfigError, InternalError, PrivilegeError, ProbingError
-from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
+from probing.daemon.pool import Child
 from probing.daemon.user_probes import kernel
 from probing.daemon.user_probes.c_text import MAPS, entries, render
 from probing.daemon.user_probes.spec import Spec
@@ -52,32 +52,20 @@ def load(
     """
     source = render(spec, folder, kernel.task_offsets())
     header = {"entries": entries(spec, multi=multi), "maps": list(MAPS), "headers": kernel.header_trees()}
-    ours, theirs = socket.socketpair()
-    with Channel(ours) as channel:
+    try:
+        # -I: neither the environment nor the working directory may change what is imported.
+        child = Child([python, "-I", str(_CHILD)], {"TMPDIR": str(scratch)})
+    except OSError as e:
+        raise PrivilegeError(f"{python} cannot be run: {e.strerror}", hint=_NO_BCC) from e
+    with closing(child):
         try:
-            # -I: neither the environment nor the working directory may change what is imported.
-            process = subprocess.Popen(
-                [python, "-I", str(_CHILD)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TMPDIR": str(scratch)},
-            )
-        except OSError as e:
-            raise PrivilegeError(f"{python} cannot be run: {e.strerror}", hint=_NO_BCC) from e
-        finally:
-            theirs.close()
-        try:
-            channel.send(header, source.encode())
-            answer = channel.receive(timeout)
+            child.channel.send(header, source.encode())
+            answer = child.channel.receive(timeout)
         except ChannelTimeout as e:
             raise ConfigError(f"{spec.name}.c was not compiled within {timeout:.0f} s", hint="make it smaller") from e
         except ChannelClosed as e:
             hint = "the daemon's log has what it wrote; it may use 4 GB of memory"
             raise InternalError(f"the compiler of {spec.name}.c ended without an answer", hint=hint) from e
-        finally:
-            process.kill()
-            process.wait()
     return _loaded(spec, answer)
 
 

@@ -1,11 +1,16 @@
-"""A loaded probe of a user: its attachments, its ring, and its counters."""
+"""A loaded probe of a user: its attachments, its ring, and its counters.
+
+Its links are never pinned: they end with their descriptors, so no probe of a user outlives the collector.
+"""
 
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,17 +18,23 @@ import numpy.typing as npt
 
 from probing.api.errors import AttachError, PrivilegeError, ProbingError, TargetError, TargetTimeout
 from probing.api.tables import Table
+from probing.daemon.bpf.attach import attach_multi, attach_perf_by_ioctl, refused
 from probing.daemon.bpf.maps import Map
+from probing.daemon.bpf.perf_events import ATTR_SIZE, enable, perf_event_open, set_program
 from probing.daemon.bpf.ring import Ring
 from probing.daemon.processes.procfs import Mapping
 from probing.daemon.source import Identity, ProcessKey
-from probing.daemon.user_probes.attach import ALL, attach_function, attach_tracepoint
 from probing.daemon.user_probes.c_text import COUNTS, record_dtype
 from probing.daemon.user_probes.compiler import Loaded
-from probing.daemon.user_probes.spec import Spec
+from probing.daemon.user_probes.spec import Attach, Spec
 from probing.daemon.user_probes.targets import Targets
 
 __all__ = ("Counts", "Running")
+
+ALL = 0
+"""As a pid: every process that maps the file."""
+_TYPE_TRACEPOINT = 2
+_TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 # A process may map the library late: the first and the longest pause between two looks at it, s.
 FIRST_LOOK_S = 1.0
@@ -132,11 +143,11 @@ class Running:
         for place, program in zip(self.spec.attach, self._programs, strict=True):
             try:
                 if place.tracepoint:
-                    events.append(attach_tracepoint(program, place.tracepoint))
+                    events.append(_attach_tracepoint(program, place.tracepoint))
                 elif self.spec.who == "all":
                     fd, offset = targets.host_offset(place)
                     try:
-                        events.append(attach_function(program, fd, offset, ALL, place, multi=self._multi))
+                        events.append(_attach_function(program, fd, offset, ALL, place, multi=self._multi))
                     finally:
                         os.close(fd)
                 self.reasons.pop(place.where, None)
@@ -176,7 +187,7 @@ class Running:
                     raise AttachError(f"it is in {MAX_EVENTS} places already")
                 with targets.opened(who, mapping) as fd:
                     offset = targets.offset(fd, place)
-                    event = attach_function(self._programs[index], fd, offset, who.pid, place, multi=self._multi)
+                    event = _attach_function(self._programs[index], fd, offset, who.pid, place, multi=self._multi)
             except (TargetError, AttachError, PrivilegeError) as e:
                 self.reasons[place.where] = e.message
                 continue
@@ -188,3 +199,49 @@ class Running:
     def _end(self, key: ProcessKey) -> None:
         for event in self._events.pop(key, []):
             os.close(event)
+
+
+def _attach_function(program: int, fd: int, offset: int, pid: int, place: Attach, *, multi: bool) -> int:
+    """Returns the descriptor of a link, or of a perf event where ``multi`` is False. ``offset`` is in the file
+    open at ``fd``.
+
+    With ``pid``, all its threads are probed, and no other process meets a breakpoint (kernel/trace/bpf_trace.c,
+    uprobe_multi_link_filter; trace_uprobe.c, uprobe_perf_filter). Raises AttachError, PrivilegeError.
+    """
+    try:
+        if multi:
+            return attach_multi(program, fd, [offset], [0], place.on_return, pid)
+        return attach_perf_by_ioctl(program, fd, offset, place.on_return, pid)
+    except OSError as e:
+        raise refused(e, place.where) from e
+
+
+def _attach_tracepoint(program: int, name: str) -> int:
+    """Returns the descriptor of a perf event for all processes. ``name`` is category:name.
+
+    Raises AttachError, PrivilegeError.
+    """
+    category, _, point = name.partition(":")
+    for root in _TRACING:
+        try:
+            identity = int((root / "events" / category / point / "id").read_text())
+        except (OSError, ValueError):
+            continue
+        attributes = struct.pack("<IIQQQQQIIQQ", _TYPE_TRACEPOINT, ATTR_SIZE, identity, 1, 0, 0, 0, 0, 0, 0, 0)
+        try:
+            return _placed(program, attributes)
+        except OSError as e:
+            raise refused(e, name) from e
+    hint = "it must be in available_events of the kernel's tracing directory, and that mounted at /sys/kernel/tracing"
+    raise AttachError(f"there is no tracepoint {name}", hint=hint)
+
+
+def _placed(program: int, attributes: bytes) -> int:
+    event = perf_event_open(attributes, 0)
+    try:
+        set_program(event, program)
+        enable(event)
+    except OSError:
+        os.close(event)
+        raise
+    return event

@@ -9,7 +9,7 @@ import pytest
 from processes_helpers import Listener, listening
 from service_helpers import Service, serving
 
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
 
 

@@ -25,7 +25,7 @@ from probing.daemon.ipc import connect
 from probing.daemon.query.answer import End, StatementEnd
 from probing.daemon.query.cancellation import stop_if
 from probing.daemon.query.engine import Engine
-from probing.daemon.query.pool import WorkerPool
+from probing.daemon.query.pool import GATE, WorkerPool
 from probing.daemon.query.snapshot import QueryFile, QuerySnapshot
 from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
@@ -170,7 +170,7 @@ class Machine:
 def gates(root: Path, *command: str) -> Iterator[WorkerPool]:
     """Workers that check; ``command``: what a process of them runs, if not the worker."""
     inetd = Inetd(root / "gate.sock", [f"--state_dir={root}/state"], command)
-    pool = WorkerPool(str(root / "gate.sock"), warm=1, role="gate")
+    pool = WorkerPool(str(root / "gate.sock"), GATE)
     if not command:
         # So that no deadline of a test is taken by its start.
         check = b'{"statements": ["SELECT 1"], "now_ns": 0}'

@@ -1,5 +1,8 @@
 """Calls of NVML: each is visible to a watchdog while it runs, and fails in one of three ways.
 
+A call that is stuck in the driver cannot be interrupted, and its thread may not even be killed. The other threads
+of the process run on, so one of them, the watchdog, reports it.
+
 Codes are nvmlReturn_t of nvml.h.
 """
 
@@ -7,12 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pynvml
 
-__all__ = ("Calls", "DeviceLost", "DriverFailed", "Reading", "Running")
+__all__ = ("Calls", "DeviceLost", "DriverFailed", "Reading", "Running", "Watchdog")
+
+LOOK_S = 1.0
 
 # The GPU: fell off the bus, wants a reset.
 _LOST = {15: "the GPU has fallen off the bus", 16: "the GPU wants a reset"}
@@ -133,3 +138,37 @@ class Reading:
     def __exit__(self, *_: object) -> None:
         with self._calls.lock:
             self._calls.running = None
+
+
+class Watchdog:
+    """Calls ``give_up(call, seconds)`` once, with the lock of the ``calls`` that hang; it must not return."""
+
+    def __init__(self, calls: Sequence[Calls], give_up: Callable[[Running, float], object]) -> None:
+        self._calls = calls
+        self._give_up = give_up
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        # Time in which this process itself did not run counts against no call.
+        pauses = 0.0
+        started: dict[int, tuple[float, float]] = {}
+        while True:
+            time.sleep(LOOK_S)
+            now = time.monotonic()
+            pauses += max(0.0, now - before - 2 * LOOK_S)
+            before = now
+            for number, calls in enumerate(self._calls):
+                with calls.lock:
+                    running = calls.running
+                    if running is None:
+                        continue
+                    if started.get(number, (0.0, 0.0))[0] != running.since:
+                        started[number] = running.since, pauses
+                    taken = now - running.since - (pauses - started[number][1])
+                    if taken > running.allowed_s:
+                        self._give_up(running, now - running.since)
+                        return

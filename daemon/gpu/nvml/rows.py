@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from probing.daemon.gpu.nvml.event_rows import RECOVERY, reasons_text
-from probing.daemon.gpu.nvml.rates import Counters
 
-__all__ = ("BUSY_PCT", "link_row", "utilization_row")
+__all__ = ("BUSY_PCT", "Counters", "link_row", "utilization_row")
 
 KIB, MIB, KB = 1024, 1 << 20, 1000
 # A GPU lowers its PCIe speed while it is idle; one that is as busy as this must not.
@@ -153,3 +152,32 @@ def _whole(value: float | None) -> int | None:
 def _sum(*values: float | None) -> int | None:
     known = [value for value in values if value is not None]
     return int(sum(known)) if known else None
+
+
+class Counters:
+    """Keeps the last value of each counter. A counter that went back (wrapped, or began anew) has no difference."""
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, tuple[float, int]] = {}
+
+    def more(self, key: Hashable, value: float | None, at_ns: int) -> float | None:
+        """Returns by how much a counter grew since the call before; None at the first one. Never negative."""
+        return self._step(key, value, at_ns)[0]
+
+    def per_second(self, key: Hashable, value: float | None, at_ns: int) -> float | None:
+        """Returns the growth a second; ``at_ns`` is on a clock that does not step."""
+        grown, length_ns = self._step(key, value, at_ns)
+        return None if grown is None or length_ns <= 0 else grown * 1e9 / length_ns
+
+    def forget(self) -> None:
+        """The next values are first ones: the driver may have begun its counters anew."""
+        self._last.clear()
+
+    def _step(self, key: Hashable, value: float | None, at_ns: int) -> tuple[float | None, int]:
+        if value is None:
+            self._last.pop(key, None)
+            return None, 0
+        before, self._last[key] = self._last.get(key), (value, at_ns)
+        if before is None or value < before[0]:
+            return None, 0
+        return value - before[0], at_ns - before[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,15 +18,19 @@ from probing.daemon.config import GpuConfig
 from probing.daemon.context import Context
 from probing.daemon.gpu.nvml.event_rows import Limiter, changes_of, driver_event, link_changes
 from probing.daemon.gpu.nvml.fleet import Fleet
-from probing.daemon.gpu.nvml.present import NO_GPU, why_absent
-from probing.daemon.gpu.nvml.rates import Counters
-from probing.daemon.gpu.nvml.rows import link_row, utilization_row
+from probing.daemon.gpu.nvml.rows import Counters, link_row, utilization_row
 from probing.daemon.gpu.nvml.session import Failure, NvmlSession, Reading
 from probing.daemon.gpu.nvml.users import Users, Watched
 from probing.daemon.source import Identity, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
-__all__ = ("NvmlSource",)
+__all__ = ("NO_GPU", "NvmlSource", "why_absent")
+
+NO_GPU = "no NVIDIA GPU is on this node"
+MAX_DEVICES = 4_096
+_VENDOR = "0x10de"
+# Display controllers: VGA and 3D.
+_CLASS = "0x03"
 
 # Between two readings of error counters, of the ways between devices, and two looks for a GPU that was lost, s.
 SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
@@ -239,3 +244,29 @@ class _Off(Source):
     @property
     def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
         return {"gpu.devices": lambda _: batch_of("gpu.devices", [])}
+
+
+def why_absent(sysfs: Path, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> str:
+    """Returns an empty text where the driver is loaded, else NO_GPU or that the driver of the GPUs is missing."""
+    if (dev / "nvidiactl").exists() or (proc / "driver/nvidia/version").exists():
+        return ""
+    devices = sysfs / "bus/pci/devices"
+    try:
+        names = sorted(os.listdir(devices))[:MAX_DEVICES]  # noqa: PTH208
+    except OSError:
+        return NO_GPU
+    if any(_is_gpu(devices / name) for name in names):
+        return "NVIDIA GPUs are there, but their driver is not loaded"
+    return NO_GPU
+
+
+def _is_gpu(folder: Path) -> bool:
+    try:
+        return _read(folder / "vendor") == _VENDOR and _read(folder / "class").startswith(_CLASS)
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(64).decode("ascii", "replace").strip()

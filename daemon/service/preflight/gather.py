@@ -9,16 +9,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from probing.api.errors import ProbingError
+from probing.api.errors import ProbingError, TargetTimeout, UsageError
 from probing.daemon.diagnose.gather.tables import Queries
+from probing.daemon.ipc import ChannelTimeout, connect
 from probing.daemon.service.preflight import network
 from probing.daemon.service.preflight.bandwidth import Bandwidth
 from probing.daemon.service.preflight.tables import Found, read_tables
 from probing.diagnosis.preflight.facts import Interface, Master, NodeFacts, Problem, Reached, Transfer, Version
 
-__all__ = ("Asked", "Preflight")
+__all__ = ("Asked", "Interpreters", "Preflight")
+
+CONNECT_S = 2.0
+NAMES = ("python", "torch", "cuda", "nccl")
+MAX_PATH = 4096
+MAX_VALUE = 100
 
 # A part that is not there so long before the deadline is missing, s.
 MARGIN_S = 0.3
@@ -26,12 +32,6 @@ MAX_FILE = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _DRIVER = Path("/sys/module/nvidia/version")
 _T = TypeVar("_T")
-
-
-class _Interpreters(Protocol):
-    """``preflight.versions.Interpreters``."""
-
-    def versions(self, python: str, timeout: float) -> list[Version]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Preflight:
     """Belongs to one event loop. What blocks runs in threads of its own, so that it holds up no other call."""
 
     def __init__(
-        self, node: str, queries: Queries, interpreters: _Interpreters, bandwidth: Bandwidth | None = None
+        self, node: str, queries: Queries, interpreters: Interpreters, bandwidth: Bandwidth | None = None
     ) -> None:
         self._node = node
         self._queries = queries
@@ -135,3 +135,26 @@ def _text(path: Path) -> str:
             return file.read(MAX_FILE).strip()
     except OSError:
         return ""
+
+
+class Interpreters:
+    """Has confined processes (``daemon/confined/interpreter.py``) run interpreters. A connection to the socket ``path``
+    starts one process, for one request."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def versions(self, python: str, timeout: float) -> list[Version]:
+        """Returns what the interpreter at the path ``python`` says of itself. Raises TargetError, UsageError."""
+        if not python.startswith("/") or len(python) > MAX_PATH or "\0" in python:
+            raise UsageError(f"{python[:80]!r} is no path of an interpreter")
+        begun = time.monotonic()
+        try:
+            with connect(self._path, min(CONNECT_S, timeout)) as channel:
+                header = {"op": "versions", "python": python, "deadline": begun + 0.85 * timeout}
+                answer = channel.request(header, timeout=timeout)
+        except ChannelTimeout:
+            raise TargetTimeout(f"{python} did not answer within {timeout:.0f} s") from None
+        answer.close_fds()
+        found = answer.header.get("versions") or {}
+        return [Version(name, str(found[name])[:MAX_VALUE]) for name in NAMES if found.get(name)]

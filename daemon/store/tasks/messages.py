@@ -8,7 +8,19 @@ from typing import Any, NamedTuple
 
 from probing.api.errors import FormatError
 
-__all__ = ("Data", "LostGroup", "Made", "PartDecoded", "SegmentBegun", "Step", "Turn", "pack_step", "unpack_step")
+__all__ = (
+    "Contents",
+    "Data",
+    "LostGroup",
+    "Made",
+    "PartDecoded",
+    "Rows",
+    "SegmentBegun",
+    "Step",
+    "Turn",
+    "pack_step",
+    "unpack_step",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +67,24 @@ class LostGroup(NamedTuple):
     reason: str
 
 
+class Rows(NamedTuple):
+    """Rows of ``table`` in a decoded file, as an Arrow IPC stream."""
+
+    table: str
+    stream: bytes | memoryview
+
+
+class Contents(NamedTuple):
+    """What a decoded file holds; ``tasks.decode`` has the fields by task."""
+
+    fields: Mapping[str, Any]
+
+
 class Turn(NamedTuple):
     """The task may be interrupted here for something else."""
 
 
-Step = PartDecoded | SegmentBegun | Data | Made | LostGroup | Turn
+Step = PartDecoded | SegmentBegun | Data | Made | LostGroup | Rows | Contents | Turn
 
 
 def pack_step(step: Step) -> tuple[dict[str, Any], bytes | memoryview]:
@@ -76,6 +101,10 @@ def pack_step(step: Step) -> tuple[dict[str, Any], bytes | memoryview]:
             return {"made": {"size": size, "crc": crc, "rows": rows, **times}}, b""
         case LostGroup(group, rows, first, last, reason):
             return {"lost": {"group": group, "rows": rows, "ts_min": first, "ts_max": last, "why": reason}}, b""
+        case Rows(table, stream):
+            return {"rows": table}, stream
+        case Contents(fields):
+            return {"contents": dict(fields)}, b""
         case Turn():
             return {"turn": True}, b""
 
@@ -92,6 +121,10 @@ def unpack_step(header: Mapping[str, Any], payload: bytes) -> Step:
             return PartDecoded(int(header["part"]), rows, int(header["created_ns"]), str(header["problem"]))
         if "segment" in header:
             return SegmentBegun(str(header["segment"]), str(header["date"]))
+        if "rows" in header:
+            return Rows(str(header["rows"]), payload)
+        if "contents" in header:
+            return Contents(dict(header["contents"]))
         if "made" in header:
             made = header["made"]
             jobs = None if made["jobs"] is None else tuple(map(str, made["jobs"]))

@@ -1,20 +1,49 @@
-"""Runs the tasks of the store; here in this process, one step after the other."""
+"""Runs the tasks of the store that need no rights: in a process without rights, and here while there is none.
+
+A task reads open files and yields steps (``messages``). Its fields come from JSON.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from probing.api.errors import StoreError
-from probing.daemon.store.files import FileReader, Files
-from probing.daemon.store.tasks.messages import Step, Turn
-from probing.daemon.store.tasks.registry import TASKS
+from probing.api.errors import InternalError, ProbingError, StoreError
+from probing.daemon.ipc import MAX_FDS, Channel, ChannelClosed, ChannelTimeout, Message
+from probing.daemon.pool import Policy, Pool, Process
+from probing.daemon.store.files import FileReader, Files, open_file
+from probing.daemon.store.tasks.merge import merge
+from probing.daemon.store.tasks.messages import Step, Turn, unpack_step
+from probing.daemon.store.tasks.salvage import salvage
+from probing.daemon.store.tasks.seal import seal
+from probing.daemon.store.tasks.segment_output import Source
 
-__all__ = ("File", "LocalWorker", "Task", "Worker", "WorkerFailed")
+__all__ = ("MAINTENANCE", "TASKS", "File", "LocalWorker", "RemoteWorker", "Task", "Worker", "WorkerFailed")
 
+TASKS: dict[str, Callable[[Sequence[Source], Mapping[str, Any]], Iterator[Step]]] = {
+    "merge": merge,
+    "salvage": salvage,
+    "seal": seal,
+}
+# For one step of a task, and for the start of the process, on a busy machine.
+TIMEOUT_S = 120.0
+START_TIMEOUT_S = 20.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
+# The process ends soon when it has nothing to do, and after 64 runs of work, to give back its memory.
+MAINTENANCE = Policy("maintenance process", kept=0, idle_s=5.0, uses=64, fails_fast=True)
+# A kind of task that failed the process this often in a row runs here once, whatever memory it takes.
+MAX_FAILURES = 8
+_log = logging.getLogger(__name__)
 # Path and size in bytes.
 File = tuple[Path, int]
 
@@ -49,7 +78,7 @@ class Worker(Protocol):
     problem: str
 
     def start(self, what: str, files: Sequence[File], **fields: Any) -> Task:
-        """Begins the task ``what`` of ``registry.TASKS`` over ``files``. Raises OSError, WorkerFailed."""
+        """Begins the task ``what`` of TASKS over ``files``. Raises OSError, WorkerFailed."""
 
     def rest(self) -> None:
         """Gives back what has not been used for a while; called each second."""
@@ -88,3 +117,162 @@ class _LocalTask:
 
     def close(self) -> None:
         self._steps = iter(())
+
+
+class RemoteWorker:
+    """Runs tasks in a process behind the socket ``path``, which starts one at each connection and ends it when idle.
+
+    Tasks run here, which costs this process memory, when no process can be started or a kind of task fails too often.
+    """
+
+    def __init__(self, path: Path, files: Files, policy: Policy = MAINTENANCE) -> None:
+        self._pool = Pool(str(path), policy)
+        self._local = LocalWorker(files)
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        # The process while tasks are open, the kind of each open task, and how often in a row a kind failed it.
+        self._process: Process | None = None
+        self._open: dict[int, str] = {}
+        self._failures: Counter[str] = Counter()
+        self._pause = 0.0
+        self._until = 0.0
+        self._startable = True
+        self.problem = ""
+
+    def start(self, what: str, files: Sequence[File], **fields: Any) -> Task:
+        with self._lock:
+            process = None if self._failures[what] >= MAX_FAILURES else self._ready()
+            if process is None:
+                self._failures[what] = 0
+                return self._local.start(what, files, **fields)
+            number = next(self._numbers)
+            self._open[number] = what
+            try:
+                _begin(process.channel, number, what, [path for path, _ in files], fields)
+            except (ChannelClosed, ChannelTimeout) as e:
+                raise self._failed(e, what) from e
+            except OSError:
+                self._end(number)
+                raise
+            return _RemoteTask(self, number)
+
+    def rest(self) -> None:
+        self._local.rest()
+
+    def close(self) -> None:
+        with self._lock:
+            self._give_up()
+        self._pool.close()
+
+    def ask(self, number: int, header: dict[str, Any]) -> Iterator[Message]:
+        """Yields the answers to one request about a task; they must be read to the end, or the process is given up."""
+        with self._lock:
+            process, finished, what = self._process, False, self._open.get(number)
+            if process is None or what is None:
+                raise WorkerFailed("the maintenance process was given up with the task")
+            try:
+                process.channel.send(header, timeout=TIMEOUT_S)
+                while not finished:
+                    answer = process.channel.answer(TIMEOUT_S)
+                    finished = "turn" in answer.header or "end" in answer.header
+                    yield answer
+                self._worked(what)
+                if "end" in answer.header:
+                    self._end(number)
+            except InternalError as e:
+                # ChannelClosed and ChannelTimeout are InternalErrors, like those that the process sends of itself.
+                finished = True
+                raise self._failed(e, what) from e
+            except ProbingError:
+                finished = True
+                self._end(number)
+                raise
+            finally:
+                if not finished:
+                    self._give_up()
+
+    def drop(self, number: int) -> None:
+        """Ends a task in the process before its last step."""
+        with self._lock:
+            if number in self._open and self._process is not None:
+                with contextlib.suppress(InternalError):
+                    self._process.channel.send({"op": "drop", "job": number}, timeout=TIMEOUT_S)
+                self._end(number)
+
+    def _end(self, number: int) -> None:
+        """The task is over; after the last one the process is idle."""
+        self._open.pop(number, None)
+        if not self._open and self._process is not None:
+            self._pool.release(self._process)
+            self._process = None
+
+    def _give_up(self) -> None:
+        self._open.clear()
+        if self._process is not None:
+            self._pool.discard(self._process)
+            self._process = None
+
+    def _failed(self, why: InternalError, what: str) -> WorkerFailed:
+        """Gives the process up, and starts no other for a while."""
+        self._give_up()
+        self._failures[what] += 1
+        self.problem = f"the maintenance process failed: {why.message}"
+        self._rest_longer()
+        _log.warning("%s; it is started again in %g s", self.problem, self._pause)
+        return WorkerFailed(self.problem)
+
+    def _rest_longer(self) -> None:
+        self._pause = min(max(FIRST_PAUSE_S, self._pause * 2), LAST_PAUSE_S)
+        self._until = time.monotonic() + self._pause
+
+    def _worked(self, what: str) -> None:
+        del self._failures[what]
+        self._pause = 0.0
+        if self.problem:
+            _log.info("the maintenance process works again")
+        self.problem, self._startable = "", True
+
+    def _ready(self) -> Process | None:
+        """Returns the process, started if need be; None when it cannot be started."""
+        if self._process is None:
+            if time.monotonic() < self._until:
+                if self._startable:
+                    raise WorkerFailed(self.problem, resting=True)
+                return None
+            try:
+                self._process = self._pool.acquire(time.monotonic() + START_TIMEOUT_S)
+            except ProbingError as e:
+                self._startable = False
+                self.problem = f"{e.message}; the collector seals and merges itself"
+                self._rest_longer()
+        return self._process
+
+
+def _begin(channel: Channel, number: int, what: str, paths: Sequence[Path], fields: dict[str, Any]) -> None:
+    with contextlib.ExitStack() as undo:
+        fds = []
+        for path in paths:
+            fds.append(open_file(path))
+            undo.callback(os.close, fds[-1])
+        for start in range(0, len(fds), MAX_FDS):
+            header = {"op": "give", "job": number}
+            channel.send(header, b"", fds[start : start + MAX_FDS], timeout=TIMEOUT_S)
+    channel.send({"op": "begin", "job": number, "what": what, "fields": fields})
+
+
+class _RemoteTask:
+    def __init__(self, worker: RemoteWorker, number: int) -> None:
+        self._worker = worker
+        self._number = number
+        self.done = False
+
+    def turn(self) -> Iterator[Step]:
+        for answer in self._worker.ask(self._number, {"op": "next", "job": self._number}):
+            if "end" in answer.header:
+                self.done = True
+            elif "turn" not in answer.header:
+                yield unpack_step(answer.header, answer.payload)
+
+    def close(self) -> None:
+        if not self.done:
+            self._worker.drop(self._number)

@@ -13,7 +13,7 @@ from waiting import until
 
 from probing.api.errors import CorruptTarget, InternalError, UnsupportedTarget
 from probing.daemon.nccl_uprobes.flight_recorder import dump as flight_dump
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.parsers import ParserPool
 from probing.diagnosis.flight_recorder.dump import load_dump
 
 PATIENCE = 60.0

@@ -18,7 +18,7 @@ from waiting import until
 from probing.api.errors import ProcessGone, UnsupportedTarget
 from probing.daemon.clock import SystemClock
 from probing.daemon.nccl_uprobes.flight_recorder.watch import FlightRecorderWatch
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss
 

@@ -12,7 +12,7 @@ from waiting import until
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
 from probing.daemon.nccl_uprobes.layouts.nccl import ABSENT, NCCL_LAYOUTS
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.parsers import ParserPool
 
 PATIENCE = 60.0
 SOURCE = r"""

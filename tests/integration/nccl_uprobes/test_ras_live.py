@@ -17,7 +17,7 @@ from processes_helpers import start_ns_of, started
 
 from probing.daemon.clock import SystemClock
 from probing.daemon.nccl_uprobes.ras.witness import RasWitness
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss
 

@@ -13,7 +13,7 @@ from probing.daemon.net.interfaces.source import InterfaceSource
 from probing.daemon.net.rdma.qps import QueuePairs
 from probing.daemon.net.rdma.source import RdmaPorts
 from probing.daemon.processes.namespaces import own_namespace
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProcessKey
 from probing.daemon.source_state import Totals

@@ -20,7 +20,7 @@ from waiting import until
 from probing.daemon.diagnose.gather.conditions import conditions_of
 from probing.daemon.diagnose.gather.stacks import threads_of_processes
 from probing.daemon.processes.conditions.answers import ConditionAnswers
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.answers import StackAnswers
 from probing.daemon.python_stack.native.requests import NativeStacks

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from probing.daemon.processes import connections
-from probing.daemon.processes.connections import Connections
+from probing.daemon.pool import Policy, Pool
 
 
 def test_ever_fewer_are_started_until_one_works(
-    tmp_path: Path, until: Callable[..., object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, until: Callable[..., object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connections, "RETRY_S", 0.001)
     started: list[float] = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
@@ -32,10 +30,10 @@ def test_ever_fewer_are_started_until_one_works(
 
         thread = threading.Thread(target=close_each)
         thread.start()
-        pool = Connections(str(tmp_path / "s"), 1, "reader")
+        pool = Pool(str(tmp_path / "s"), Policy("reader", retry_s=(0.001, 30.0)))
         until(lambda: len(started) >= 6)
         # The pause doubled each time, and the log has it once.
-        assert pool._retry_s >= 0.001 * 2**5
+        assert pool._pause >= 0.001 * 2**5
         assert caplog.text.count("no reader can be started") == 1
         pool.close()
         listener.shutdown(socket.SHUT_RDWR)

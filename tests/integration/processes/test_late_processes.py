@@ -15,9 +15,10 @@ from processes_helpers import Listener, start_ns_of
 from waiting import until
 
 from probing.api.errors import TargetTimeout
+from probing.daemon import pool as pool_module
 from probing.daemon.ipc import Channel, Message
-from probing.daemon.processes import connections, reader_pool
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes import reader_pool
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
 
 PATIENCE = 20.0
@@ -58,7 +59,7 @@ def ask_many(pool: ReaderPool, timeout: float) -> int:
 def test_a_late_reader_serves_on(
     listener: Listener, pool: ReaderPool, monkeypatch: pytest.MonkeyPatch, late: Callable[[ReaderPool, float], int]
 ) -> None:
-    monkeypatch.setattr(connections, "MIN_LATE_S", PATIENCE)
+    monkeypatch.setattr(pool_module, "MIN_LATE_S", PATIENCE)
     (reader,) = listener.processes
     reader.send_signal(signal.SIGSTOP)
     with pytest.raises(TargetTimeout):
@@ -73,7 +74,7 @@ def test_a_late_reader_serves_on(
 def test_a_reader_that_stays_away_is_replaced(
     listener: Listener, pool: ReaderPool, monkeypatch: pytest.MonkeyPatch, late: Callable[[ReaderPool, float], int]
 ) -> None:
-    monkeypatch.setattr(connections, "MAX_LATE_S", 0.05)
+    monkeypatch.setattr(pool_module, "MAX_LATE_S", 0.05)
     (reader,) = listener.processes
     reader.send_signal(signal.SIGSTOP)
     with pytest.raises(TargetTimeout):
@@ -87,7 +88,7 @@ def test_a_reader_that_stays_away_is_replaced(
 def test_a_late_parser_serves_on(
     parser_listener: Listener, parser_pool: ParserPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MIN_LATE_S", PATIENCE)
+    monkeypatch.setattr(pool_module, "MIN_LATE_S", PATIENCE)
     with Path("/bin/true").open("rb") as file:
         assert parser_pool.symbols(file.fileno(), ["first"], timeout=PATIENCE)["symbols"] == []
         (parser,) = parser_listener.processes

@@ -13,7 +13,7 @@ from waiting import until
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.confined.sandbox import landlock_abi
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.parsers import ParserPool
 
 PATIENCE = 30.0
 

@@ -23,7 +23,7 @@ from waiting import until
 
 from probing.api.errors import InternalError, ProcessGone, TargetTimeout, UnsupportedTarget, UsageError
 from probing.daemon.ipc import Channel, ChannelClosed, Message
-from probing.daemon.processes.connections import Connections
+from probing.daemon.pool import Policy, Pool, Process
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.reader_pool import ReaderPool
 
@@ -302,37 +302,19 @@ def test_a_close_does_not_wait_for_a_reader_that_starts(tmp_path: Path) -> None:
                 channel.receive(60)
 
 
-def test_a_waiting_caller_gets_the_process_that_becomes_free() -> None:
-    """The keeper waits for the same condition: a wake-up that reached only it would leave the caller asleep."""
-    pool = Connections.__new__(Connections)
-    pool._changed = threading.Condition()
-    pool._idle, pool._live, pool._size, pool._closed, pool._failure = [], 1, 1, False, None
-    pool._waiting, pool._blocked = 0, None
-    keeper_waits = threading.Event()
-
-    def keeper() -> None:
-        with pool._changed:
-            keeper_waits.set()
-            pool._changed.wait_for(lambda: pool._closed)
-
-    threading.Thread(target=keeper, daemon=True).start()
-    assert keeper_waits.wait(10)
-    taken: list[Channel] = []
-    waiter = threading.Thread(target=lambda: taken.append(pool.acquire(time.monotonic() + 30)), daemon=True)
+def test_a_waiting_caller_gets_the_process_that_becomes_free(listener: Listener) -> None:
+    """The keeper waits beside it: a wake-up that reached only the keeper would leave the caller asleep."""
+    pool = Pool(listener.path, Policy("reader"))
+    process = pool.acquire(time.monotonic() + PATIENCE)
+    taken: list[Process] = []
+    waiter = threading.Thread(target=lambda: taken.append(pool.acquire(time.monotonic() + PATIENCE)), daemon=True)
     waiter.start()
-    left, right = socket.socketpair()
-    # Until the caller waits behind the keeper: the condition's own list of waiters tells.
-    deadline = time.monotonic() + 10
-    while len(pool._changed._waiters) < 2 and time.monotonic() < deadline:  # type: ignore[attr-defined]
-        os.sched_yield()
-    pool.release(Channel(left))
+    until(lambda: pool._waiting == 1)
+    pool.release(process)
     waiter.join(10)
-    assert len(taken) == 1
-    with pool._changed:
-        pool._closed = True
-        pool._changed.notify_all()
-    left.close()
-    right.close()
+    assert taken == [process]
+    pool.release(process)
+    pool.close()
 
 
 def test_many_at_once_with_some_that_block_their_reader(
@@ -372,11 +354,11 @@ def test_many_at_once_when_readers_are_killed(
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_another_process_starts_where_none_is_free_and_ends_when_idle(listener: Listener, kept: int) -> None:
-    pool = Connections(listener.path, 2, "reader", kept=kept, idle_s=0.1)
-    channels = [pool.acquire(time.monotonic() + PATIENCE) for _ in range(2)]
-    assert len({pool.pid_of(channel) for channel in channels} - {0}) == 2
-    for channel in channels:
-        pool.release(channel)
+    pool = Pool(listener.path, Policy("reader", 2, kept, idle_s=0.1))
+    processes = [pool.acquire(time.monotonic() + PATIENCE) for _ in range(2)]
+    assert len({process.pid for process in processes} - {0}) == 2
+    for process in processes:
+        pool.release(process)
     until(lambda: len([p for p in listener.processes if p.poll() is None]) == kept)
     pool.close()
 

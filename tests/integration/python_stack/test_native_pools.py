@@ -13,7 +13,7 @@ import pytest
 from native_helpers import TIMEOUT, blocked_in, switches
 from processes_helpers import Listener, listening
 
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.native.requests import NativeStacks
 from probing.daemon.python_stack.stacks.requests import PythonStacks

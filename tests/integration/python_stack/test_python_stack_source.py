@@ -15,7 +15,7 @@ from processes_helpers import listening
 from python_stack_helpers import INTERPRETERS, child, frames_of, program
 
 from probing.api.errors import NotPython, ProcessGone
-from probing.daemon.processes.parser_pool import ParserPool
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.threads import read_start_ns

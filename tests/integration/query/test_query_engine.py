@@ -42,7 +42,7 @@ from probing.daemon.confined.sandbox import landlock_abi
 from probing.daemon.ipc import connect
 from probing.daemon.query.answer import End, QueryProgress
 from probing.daemon.query.engine import Engine
-from probing.daemon.query.pool import WorkerPool
+from probing.daemon.query.pool import GATE, QUERY, WorkerPool
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
@@ -305,7 +305,7 @@ def test_a_caller_that_goes_away_ends_its_worker(machine: Machine) -> None:
 
 
 def test_a_worker_is_renewed(machine: Machine) -> None:
-    pool = WorkerPool(str(machine.root / "sql.sock"), warm=1, renew_after=2)
+    pool = WorkerPool(str(machine.root / "sql.sock"), QUERY._replace(uses=2))
     before = len(machine.inetd.children)
     engine = Engine(machine.files, pool, machine.gate)
     for _ in range(4):
@@ -315,7 +315,7 @@ def test_a_worker_is_renewed(machine: Machine) -> None:
 
 
 def test_no_worker_to_be_had_is_said(tmp_path: Path) -> None:
-    engine = Engine(Files(tmp_path), *(WorkerPool(str(tmp_path / "sql.sock"), role=role) for role in ("query", "gate")))
+    engine = Engine(Files(tmp_path), *(WorkerPool(str(tmp_path / "sql.sock"), policy) for policy in (QUERY, GATE)))
     with pytest.raises(QueryError, match="no SQL worker") as caught:
         answer(engine, "SELECT 1")
     assert caught.value.hint
@@ -543,11 +543,11 @@ def _only_later(times: int) -> Callable[[], bool]:
 
 
 def test_who_does_not_take_its_answer_keeps_no_worker(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ended long before the deadline, so that the caller learns of the end.
+    monkeypatch.setattr("probing.daemon.query.pool.GRACE_S", -58.0)
     stuck = machine.engine.run("SELECT a.range, b.range FROM range(10000) a, range(1000) b", timeout=60, max_bytes=0)
     assert isinstance(next(stuck), bytes)
     before = {child.pid for child in machine.inetd.alive()}
-    monkeypatch.setattr("probing.daemon.query.pool.GRACE_S", -3600.0)
-    machine.pool.fill()
     until(lambda: not before <= {child.pid for child in machine.inetd.alive()})
     with pytest.raises(QueryError, match="ended"):
         list(stuck)

@@ -15,7 +15,7 @@ import pytest
 from query_helpers import Inetd
 
 from probing.api.errors import ProbingError, TargetError, TargetTimeout, UnsupportedTarget, UsageError
-from probing.daemon.service.preflight.versions import Interpreters
+from probing.daemon.service.preflight.gather import Interpreters
 
 
 @pytest.fixture

@@ -310,11 +310,10 @@ def dying(decoder: Decoder) -> Iterator[None]:
     start = decoder._start
 
     def started() -> Any:
-        channel = start()
-        assert decoder._process is not None
-        os.kill(decoder._process.pid, signal.SIGKILL)
-        decoder._process.wait()
-        return channel
+        child = start()
+        os.kill(child.process.pid, signal.SIGKILL)
+        child.process.wait()
+        return child
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder, "_start", started)

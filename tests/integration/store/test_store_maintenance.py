@@ -20,9 +20,8 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Channel, ChannelClosed
 from probing.daemon.store import Store, StoreLimits
-from probing.daemon.store.tasks import remote_worker
-from probing.daemon.store.tasks.remote_worker import RemoteWorker
-from probing.daemon.store.tasks.worker import WorkerFailed
+from probing.daemon.store.tasks import worker
+from probing.daemon.store.tasks.worker import MAINTENANCE, RemoteWorker, WorkerFailed
 
 MODULE = "probing.daemon.confined.store_maintenance"
 NOW_NS = 1_790_003_600_000_000_000
@@ -39,14 +38,14 @@ def listener(tmp_path: Path) -> Iterator[Listener]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_worker, "FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr(remote_worker, "LAST_PAUSE_S", 0.0)
+    monkeypatch.setattr(worker, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(worker, "LAST_PAUSE_S", 0.0)
 
 
-def opened(root: Path, clock: FakeClock | None = None) -> Store:
-    worker = partial(RemoteWorker, root / "m.sock")
+def opened(root: Path, clock: FakeClock | None = None, idle_s: float = 60.0) -> Store:
+    remote = partial(RemoteWorker, root / "m.sock", policy=MAINTENANCE._replace(idle_s=idle_s))
     clock = clock or FakeClock(mono_ns=10**9, real_ns=NOW_NS)
-    return Store.open(root / "state", node="n", limits=LIMITS, background=False, clock=clock, worker=worker)
+    return Store.open(root / "state", node="n", limits=LIMITS, background=False, clock=clock, worker=remote)
 
 
 def fill(store: Store, first: int, count: int = PIECE) -> None:
@@ -75,10 +74,8 @@ def again(do: Callable[[], object], until: Until) -> None:
     until(works)
 
 
-def test_the_process_does_it_without_rights_and_ends(
-    tmp_path: Path, listener: Listener, until: Until, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with opened(tmp_path) as store:
+def test_the_process_does_it_without_rights_and_ends(tmp_path: Path, listener: Listener, until: Until) -> None:
+    with opened(tmp_path, idle_s=2.0) as store:
         fill(store, 0)
         assert store.seal(now=True) == 1
         (pid,) = live(listener)
@@ -87,8 +84,6 @@ def test_the_process_does_it_without_rights_and_ends(
         assert "Seccomp:\t2" in status
         assert pids(store) == list(range(PIECE))
         # WHEN there is nothing to do
-        monkeypatch.setattr(remote_worker, "IDLE_S", 0.0)
-        store.maintain()
         # THEN its memory goes back
         until(lambda: not live(listener))
         assert store.status()["state"] == "running"
@@ -174,7 +169,7 @@ def test_a_process_that_hangs_is_given_up(
         fill(store, 0)
         store.seal(now=True)
         (pid,) = live(listener)
-        monkeypatch.setattr(remote_worker, "TIMEOUT_S", 0.2)
+        monkeypatch.setattr(worker, "TIMEOUT_S", 0.2)
         os.kill(pid, signal.SIGSTOP)
         try:
             fill(store, PIECE)
@@ -184,7 +179,7 @@ def test_a_process_that_hangs_is_given_up(
             assert "no answer in time" in store.status()["reason"]
             fill(store, 2 * PIECE)
             monkeypatch.undo()
-            monkeypatch.setattr(remote_worker, "FIRST_PAUSE_S", 0.0)
+            monkeypatch.setattr(worker, "FIRST_PAUSE_S", 0.0)
             again(lambda: store.seal(now=True), until)
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -235,7 +230,7 @@ def test_a_process_that_always_fails_costs_no_row(tmp_path: Path) -> None:
     try:
         with opened(tmp_path) as store:
             fill(store, 0)
-            for _ in range(remote_worker.MAX_FAILURES):
+            for _ in range(worker.MAX_FAILURES):
                 with pytest.raises(WorkerFailed):
                     store.seal(now=True)
             assert store.seal(now=True) == 1

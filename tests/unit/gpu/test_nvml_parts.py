@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from probing.daemon.gpu.nvml.event_rows import Limiter, changes_of, driver_event, link_changes, reasons_text
 from probing.daemon.gpu.nvml.fleet import Fleet
-from probing.daemon.gpu.nvml.rates import Counters
-from probing.daemon.gpu.nvml.rows import link_row, utilization_row
+from probing.daemon.gpu.nvml.rows import Counters, link_row, utilization_row
 from probing.daemon.gpu.nvml.visible import Place, own_device, visible_devices
 
 SECOND = 10**9

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from probing.daemon.gpu.nvml import pci
-from probing.daemon.gpu.nvml.present import NO_GPU, why_absent
+from probing.daemon.gpu.nvml.source import NO_GPU, why_absent
 
 # Two sockets; on the first two GPUs and an HCA behind one switch, a third GPU behind another port of the bridge, and a
 # NIC behind a second switch below the same root port.

@@ -19,9 +19,8 @@ from waiting import until
 from probing.daemon.clock import FakeClock
 from probing.daemon.config import GpuConfig
 from probing.daemon.gpu.nvml import session as session_module
-from probing.daemon.gpu.nvml.present import NO_GPU
 from probing.daemon.gpu.nvml.session import Failure, NvmlSession, Reading
-from probing.daemon.gpu.nvml.source import NvmlSource
+from probing.daemon.gpu.nvml.source import NO_GPU, NvmlSource
 from probing.daemon.ipc import Channel, ChannelClosed
 from probing.daemon.source import Identity
 from probing.daemon.source_state import SourceState, Totals

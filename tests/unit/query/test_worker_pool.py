@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from waiting import until
 
 from probing.api.errors import QueryError, QueryTimeout
 from probing.daemon.ipc import Channel, ChannelClosed
-from probing.daemon.query.pool import WorkerPool
+from probing.daemon.query.pool import QUERY, WorkerPool
 
 
 class Listener:
@@ -70,7 +70,7 @@ def listener(tmp_path: Path) -> Iterator[Listener]:
 
 @pytest.fixture
 def pool(tmp_path: Path, listener: Listener) -> Iterator[WorkerPool]:
-    made = WorkerPool(str(tmp_path / "sql.sock"), warm=1)
+    made = WorkerPool(str(tmp_path / "sql.sock"))
     yield made
     made.close()
 
@@ -94,44 +94,34 @@ def test_a_query_that_gives_up_does_not_end_the_start_of_a_worker(pool: WorkerPo
     assert listener.served == [1, 1]
 
 
-def test_a_worker_that_never_starts_is_replaced(
-    pool: WorkerPool, listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool.fill()
-    until(lambda: listener.started == 1, what="the start of a worker")
-    monkeypatch.setattr("probing.daemon.query.pool.START_S", -1.0)
-    pool.fill()
+def test_a_worker_that_never_starts_is_replaced(tmp_path: Path, listener: Listener) -> None:
+    pool = WorkerPool(str(tmp_path / "sql.sock"), QUERY._replace(start_s=1.0, retry_s=(0.0, 0.0)))
+    until(lambda: listener.started == 2, what="the start of another worker")
     listener.may_start.set()
     ask(pool, 60)
-    assert listener.served == [2]
+    assert 1 not in listener.served
+    pool.close()
 
 
-def test_a_spare_worker_is_kept_until_it_was_not_needed_for_a_while(
-    pool: WorkerPool, listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spare_worker_is_kept_until_it_was_not_needed_for_a_while(tmp_path: Path, listener: Listener) -> None:
     listener.may_start.set()
+    pool = WorkerPool(str(tmp_path / "sql.sock"), QUERY._replace(long_s=1.0, idle_s=2.0))
     # GIVEN a query that has just begun on the only warm worker: it is about to end
-    running = pool.run({"holds": True}, b"", deadline=time.monotonic() + 60, cancelled=lambda: False)
-    next(running)
-    monkeypatch.setattr("probing.daemon.query.pool.LONG_S", 60.0)
-    pool.fill()
-    assert len(list(running)) == 1
+    with closing(pool.run({"holds": True}, b"", deadline=time.monotonic() + 60, cancelled=lambda: False)) as running:
+        next(running)
+        assert len(list(running)) == 1
     assert listener.started == 1
-    monkeypatch.setattr("probing.daemon.query.pool.LONG_S", 0.0)
-    for _ in range(5):
+    for _ in range(3):
         # GIVEN a query that has been in progress on it for long
         running = pool.run({"holds": True}, b"", deadline=time.monotonic() + 60, cancelled=lambda: False)
         next(running)
-        # WHEN the pool is filled meanwhile
-        pool.fill()
+        # WHEN another worker was started meanwhile
+        until(lambda: listener.started == 2, what="the start of a spare worker")
         assert len(list(running)) == 1
     # THEN one more was started, and not one more each time
-    until(lambda: listener.started == 2, what="the start of a spare worker")
-    pool.fill()
     assert listener.started == 2
     # AND it ends after a while
-    monkeypatch.setattr("probing.daemon.query.pool.SPARE_S", 0.0)
-    pool.fill()
     until(lambda: listener.ended == 1, what="the end of the spare worker")
     ask(pool, 60)
     assert listener.started == 2
+    pool.close()

@@ -9,10 +9,12 @@ import pytest
 
 from probing.api.errors import FormatError
 from probing.daemon.store.tasks.messages import (
+    Contents,
     Data,
     LostGroup,
     Made,
     PartDecoded,
+    Rows,
     SegmentBegun,
     Step,
     Turn,
@@ -28,6 +30,8 @@ STEPS: list[Step] = [
     Made(10, 0, 7),
     LostGroup(2, 101, None, None, "its checksum is wrong"),
     LostGroup(2, 101, 1, 2, "its checksum is wrong"),
+    Rows("t.small", b"an Arrow stream"),
+    Contents({"table": "t.small", "rows": 7, "jobs": None}),
     Turn(),
 ]
 
@@ -48,6 +52,7 @@ def test_a_step_crosses_unchanged(step: Step) -> None:
         {"made": None},
         {"made": {"size": "x", "crc": 0, "rows": 0, "ts_min": 0, "ts_max": 0, "jobs": None}},
         {"lost": {"group": 0}},
+        {"contents": 5},
     ],
 )
 def test_another_message_is_refused(header: dict[str, Any]) -> None:

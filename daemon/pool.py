@@ -1,0 +1,361 @@
+"""Processes without rights at the other end of a connection: starts, the wait for a free one, late answers, ends.
+
+A connection to the socket of a kind (``reader.sock``, ``sql.sock``, …) starts a fresh process, as inetd does, which
+ends with its connection. So a process that does not answer costs one connection. On a busy machine a start takes longer
+than most answers, so a process that is only late may finish, and a caller that gives up ends no start.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from probing.api.errors import InternalError, ProbingError, TargetTimeout
+from probing.daemon.ipc import Channel, Header, connect
+
+__all__ = ("TRANSFER_S", "Child", "Policy", "Pool", "Process")
+
+# An answer whose first bytes are there is read within so long, s: a process answers in one go.
+TRANSFER_S = 1.0
+# A late process may finish for as long as the last one took to start, within these bounds, s.
+MIN_LATE_S, MAX_LATE_S = 0.2, 20.0
+# A caller that went away is noticed after so long, s.
+GLANCE_S = 0.05
+_log = logging.getLogger(__name__)
+
+
+class Policy(NamedTuple):
+    """How the processes of one kind are kept; ``name`` is that of the kind in messages. Times are in s.
+
+    ``kept`` of at most ``size`` processes start at once and wait for callers; the others start when a caller has waited
+    for ``blocked_s``, about what a start takes, or when all have been busy for ``long_s``, and end after ``idle_s``
+    without use: each costs memory. ``at_once`` start at the same time. A process is replaced after ``uses`` uses. It
+    answers ``greeting`` within ``start_s``, which is long on a busy machine.
+
+    Between two tries to start a process that cannot start are ``retry_s``, at first and at most. Callers wait for the
+    next one, or if ``fails_fast`` have a start tried at once and get its error.
+    """
+
+    name: str
+    size: int = 1
+    kept: int = 1
+    at_once: int = 1
+    blocked_s: float = 0.2
+    long_s: float = math.inf
+    idle_s: float = 60.0
+    uses: float = math.inf
+    greeting: Header = {"op": "ping"}  # noqa: RUF012
+    start_s: float = 120.0
+    retry_s: tuple[float, float] = (0.5, 30.0)
+    fails_fast: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Process:
+    """The process at the other end of ``channel``. ``pid`` is 0 when it did not report one.
+
+    ``since``: when it became idle or busy; ``until``: when it is ended although it is busy, both on time.monotonic().
+    """
+
+    channel: Channel
+    pid: int = 0
+    uses: int = 0
+    since: float = 0.0
+    until: float = math.inf
+
+
+class Pool:
+    """The processes behind the socket ``path``. Safe for any thread; a thread in the background starts and ends them.
+
+    The process that was used last is used first: it has most in its caches, and the others become idle.
+    """
+
+    def __init__(self, path: str, policy: Policy) -> None:
+        self._path = path
+        self._policy = policy
+        self._kept = policy.kept
+        self._lock = threading.Lock()
+        # Callers wait for the first, the keeper for the second, at most until ``_wakes``.
+        self._free = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
+        self._wakes = 0.0
+        self._waiting = 0
+        # Since when more callers wait than processes are free or start, on time.monotonic().
+        self._blocked: float | None = None
+        self._idle: list[Process] = []
+        self._busy: set[Process] = set()
+        # Starts in progress; the number of the last one, and of the last one that failed.
+        self._starts = self._begun = self._failed = 0
+        self._starting: set[Channel] = set()
+        self._closed = False
+        self._failure: ProbingError | None = None
+        self._pause = 0.0
+        self._retry = 0.0
+        self._start_s = 0.0
+        self._keeper = threading.Thread(target=self._keep, name=f"{policy.name}-keeper", daemon=True)
+        self._keeper.start()
+
+    @property
+    def busy(self) -> int:
+        """Number of processes in use."""
+        return len(self._busy)
+
+    def keep(self, count: int) -> None:
+        """Changes the number of processes that wait for callers."""
+        with self._lock:
+            self._kept = count
+            self._work.notify()
+
+    def close(self) -> None:
+        """Closes all connections and so ends the processes. A connection in use is closed when it is released."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for channel in self._starting:
+                # Its process may not start any more: systemd starts none of a socket that is about to stop.
+                channel.hang_up()
+            self._free.notify_all()
+            self._work.notify()
+        for process in idle:
+            process.channel.close()
+        self._keeper.join()
+
+    def acquire(
+        self, deadline: float, *, check: Callable[[], object] = lambda: None, until: float = math.inf
+    ) -> Process:
+        """Waits for an idle process, until ``deadline`` on time.monotonic(); it is ended if it is busy at ``until``.
+
+        ``check`` is called while the caller waits, and may raise. Raises TargetTimeout when no process becomes free,
+        InternalError when none can be started.
+        """
+        with self._lock:
+            begun = self._begun
+            self._waiting += 1
+            try:
+                while (process := self._pop(until)) is None:
+                    if self._blocked is None:
+                        self._note()
+                    if self._closed:
+                        raise InternalError(f"the {self._policy.name}s are closed")
+                    check()
+                    left = deadline - time.monotonic()
+                    failed = self._policy.fails_fast and self._failed > begun
+                    if left <= 0 or failed:
+                        raise self._none_free(failed)
+                    self._free.wait(min(left, GLANCE_S))
+                return process
+            finally:
+                self._waiting -= 1
+                self._note()
+
+    def try_acquire(self) -> Process | None:
+        """Returns an idle process, or None without waiting."""
+        with self._lock:
+            process = self._pop(math.inf)
+            self._note()
+            return process
+
+    def release(self, process: Process, *, worn: bool = False) -> None:
+        """Gives a process back; ``worn``: it is of no more use."""
+        with self._lock:
+            self._busy.discard(process)
+            process.uses += 1
+            kept = not self._closed and not worn and process.uses < self._policy.uses
+            if kept:
+                process.since, process.until = time.monotonic(), math.inf
+                self._idle.append(process)
+                self._free.notify()
+            self._note()
+        if not kept:
+            process.channel.close()
+
+    def discard(self, process: Process) -> None:
+        """Closes the connection, which ends the process. Another one is started in its place."""
+        process.channel.close()
+        with self._lock:
+            self._busy.discard(process)
+            self._note()
+
+    def finish(self, process: Process) -> None:
+        """Releases a process once its late answer is there, which nobody reads. Discards it if none comes soon."""
+        threading.Thread(
+            target=self._await_late, args=(process,), name=f"late-{self._policy.name}", daemon=True
+        ).start()
+
+    def _await_late(self, process: Process) -> None:
+        try:
+            process.channel.receive(min(max(self._start_s, MIN_LATE_S), MAX_LATE_S)).close_fds()
+        except ProbingError:
+            self.discard(process)
+        else:
+            self.release(process)
+
+    def _pop(self, until: float) -> Process | None:
+        """Returns an idle process that has not ended, busy from now on."""
+        while self._idle and not self._closed:
+            process = self._idle.pop()
+            if not _hung_up(process.channel):
+                process.since, process.until = time.monotonic(), until
+                self._busy.add(process)
+                return process
+            process.channel.close()
+        return None
+
+    @property
+    def _live(self) -> int:
+        return len(self._idle) + len(self._busy) + self._starts
+
+    def _none_free(self, failed: bool) -> ProbingError:
+        name = self._policy.name
+        if self._failure is not None and (failed or not self._live):
+            return InternalError(f"no {name} can be started: {self._failure.message}", hint=self._failure.hint)
+        return TargetTimeout(f"no {name} was free in time", hint="other processes are slow to read; ask again")
+
+    def _note(self) -> None:
+        """Notes the moment when callers wait for more processes than are free or start, or that none does."""
+        self._blocked = time.monotonic() if self._waiting > len(self._idle) + self._starts else None
+        if self._next() < self._wakes:
+            self._work.notify()
+
+    def _keep(self) -> None:
+        with self._lock:
+            while not self._closed:
+                now = time.monotonic()
+                self._end(now)
+                if self._due() <= now:
+                    self._starts += 1
+                    self._begun += 1
+                    self._note()
+                    name = f"{self._policy.name}-start"
+                    threading.Thread(target=self._start, args=(self._begun,), name=name, daemon=True).start()
+                    continue
+                self._wakes = self._next()
+                self._work.wait(None if math.isinf(self._wakes) else self._wakes - now)
+
+    def _next(self) -> float:
+        """Returns when there is something to start or to end, on time.monotonic()."""
+        spare = (process.since + self._policy.idle_s for process in self._spare())
+        return min(self._due(), *spare, *(process.until for process in self._busy), math.inf)
+
+    def _spare(self) -> list[Process]:
+        return self._idle[: max(0, len(self._idle) - self._kept)]
+
+    def _due(self) -> float:
+        """Returns when the next process is to be started, on time.monotonic(); inf: not as things are."""
+        policy, live = self._policy, self._live
+        if self._starts >= policy.at_once or live >= max(policy.size, self._kept):
+            return math.inf
+        due = self._retry if live < self._kept else math.inf
+        if self._blocked is not None:
+            blocked = self._blocked + (policy.blocked_s if live else 0.0)
+            due = min(due, blocked if policy.fails_fast else max(blocked, self._retry))
+        elif self._busy and not self._idle and not self._starts:
+            due = min(due, max(self._retry, policy.long_s + max(process.since for process in self._busy)))
+        return due
+
+    def _end(self, now: float) -> None:
+        """Ends processes that have been idle for long, and those that are busy past their time."""
+        for process in self._spare():
+            if now - process.since >= self._policy.idle_s:
+                self._idle.remove(process)
+                process.channel.close()
+        for process in self._busy:
+            if process.until <= now:
+                process.until = math.inf
+                process.channel.hang_up()
+
+    def _start(self, number: int) -> None:
+        begun = time.monotonic()
+        try:
+            process = self._fresh()
+        except Exception as e:  # whatever it is, another start is tried later
+            failure = e if isinstance(e, ProbingError) else InternalError(f"{type(e).__name__}: {e}")
+            with self._lock:
+                self._starts -= 1
+                if self._failure is None and not self._closed:
+                    _log.warning("no %s can be started: %s", self._policy.name, failure.message)
+                first, last = self._policy.retry_s
+                self._pause = min(max(first, 2 * self._pause), last)
+                self._failure, self._failed = failure, number
+                self._retry = time.monotonic() + self._pause
+                self._free.notify_all()
+                self._note()
+            return
+        with self._lock:
+            self._starts -= 1
+            self._failure, self._pause, self._retry = None, 0.0, 0.0
+            process.since = time.monotonic()
+            self._start_s = process.since - begun
+            if not self._closed:
+                # The others have more in their caches.
+                self._idle.insert(0, process)
+                self._free.notify()
+                self._note()
+                return
+        process.channel.close()
+
+    def _fresh(self) -> Process:
+        channel = connect(self._path)
+        with self._lock:
+            self._starting.add(channel)
+            if self._closed:
+                channel.hang_up()
+        try:
+            answer = channel.request(self._policy.greeting, timeout=self._policy.start_s)
+            answer.close_fds()
+            return Process(channel, int(answer.header.get("pid", 0)))
+        except BaseException:
+            channel.close()
+            raise
+        finally:
+            with self._lock:
+                self._starting.discard(channel)
+
+
+class Child:
+    """A process that this one starts, with a connection as descriptor 0; ``close`` kills it.
+
+    ``environment`` is added to the search path and the language, which are all that it gets; ``account``: its user and
+    group. Raises OSError when it cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], account: tuple[int, int] | None = None
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        uid, gid = account or (None, None)
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **environment},
+                    user=uid,
+                    group=gid,
+                    extra_groups=() if account else None,
+                )
+        except OSError:
+            self.channel.close()
+            raise
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def _hung_up(channel: Channel) -> bool:
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
