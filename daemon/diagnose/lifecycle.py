@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.daemon.diagnose.finding_row import finding_id, finding_row
+from probing.diagnosis.rules.absent import UNREACHABLE
 from probing.diagnosis.rules.idle import IDLE
 from probing.diagnosis.verdict import NOTE, Finding
 
@@ -21,6 +22,8 @@ _CHANGE_NS = 10_000_000_000
 _MAX_OPEN = 64
 _MAX_OF_OTHERS, _MAX_OF_NODE = 64, 16
 _MAX_KNOWN = 4096
+# How long a node may not answer until its ranks are to blame for a hang of which a rank there is named already, ns.
+_SILENT_NS = 60_000_000_000
 _CULPRIT, _VICTIM = "culprit", "victim"
 # As ``verdict.Culprit.activity`` has it.
 _UNKNOWN = "unknown"
@@ -30,7 +33,7 @@ _UNKNOWN = "unknown"
 class LookResult:
     """The findings of one look at a job. ``stalled``: the job had stood still for W. ``deep``: stacks were read.
     ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed: what it lacks may still be there. ``beside``:
-    another node diagnoses the job, too, and follows what it found itself."""
+    another node diagnoses the job, too, and follows what it found itself. ``silent``: the nodes that did not answer."""
 
     findings: tuple[Finding, ...]
     stalled: bool
@@ -38,6 +41,7 @@ class LookResult:
     now_ns: int
     unread: bool = False
     beside: bool = False
+    silent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,11 @@ class _Open:
     stored_ns: int = 0
     finder: str = ""
 
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes of the culprits."""
+        return frozenset(filter(None, str(self.row.get("nodes") or "").split(",")))
+
 
 class JobFindings:
     """The findings of one run on ``node``. Each method but ``restore`` returns the rows to store."""
@@ -79,6 +88,8 @@ class JobFindings:
         # Pids of ranks that waited for requests when that was last known; the job has not advanced since.
         self._idle: frozenset[int] = frozenset()
         self._sees_idle = False
+        # By node that does not answer: when it first did not, UTC ns.
+        self._silent_since: dict[str, int] = {}
 
     @property
     def open(self) -> int:
@@ -147,6 +158,7 @@ class JobFindings:
         found = {finding_id(self._job, self._run, f): f for f in look.findings if f.severity != NOTE}
         idle = {c.pid for f in look.findings if f.verdict is IDLE for c in f.culprits}
         self._sees_idle = bool(idle)
+        self._silent_since = {node: self._silent_since.get(node, look.now_ns) for node in look.silent}
         if idle:
             self._idle = frozenset(idle)
         others = {name for name, one in self._open.items() if look.beside and one.finder}
@@ -175,6 +187,8 @@ class JobFindings:
             activities = _activities(finding)
             if activities and all(pid in self._idle and what == _UNKNOWN for pid, what in activities.items()):
                 return []  # idle servers whose stacks could not be read this time
+            if finding.verdict.id == UNREACHABLE.id and self._names_silent(finding, now):
+                return []
             if not self._has_room("") or not self._sure(name, finding, look):
                 return []
             row = finding_row(self._job, self._run, finding, now)
@@ -217,8 +231,15 @@ class JobFindings:
         settled = any(stack.role == _CULPRIT and stack.thread.moving is False for stack in finding.stacks)
         return look.stalled and (group != _HANG or settled)
 
+    def _names_silent(self, finding: Finding, now_ns: int) -> bool:
+        """Whether an open hang names a rank of a node that lately answered: one late answer is no other culprit."""
+        late = {c.node for c in finding.culprits if now_ns - self._silent_since.get(c.node, 0) < _SILENT_NS}
+        return any(late & one.nodes for one in self._open.values() if one.group == _HANG)
+
     def _missed(self, name: str, look: LookResult) -> list[Event]:
         one = self._open[name]
+        if one.group == _HANG and one.nodes & look.silent:
+            return []  # whoever could refute it did not answer
         # Without stacks nothing refutes a hang; while a job stands still nothing refutes that it was slow.
         refuted = look.deep if one.group == _HANG else one.group == _DEATH or not look.stalled
         one.misses += refuted and not look.unread

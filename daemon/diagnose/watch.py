@@ -435,9 +435,10 @@ class JobWatch:
         gaps = tuple(missing.text for missing in diagnosis.missing if missing.kind in ("node", "claim"))
         findings = tuple(replace(one, missing=(*one.missing, *gaps)) for one in diagnosis.findings)
         unread = any(missing.kind in ("history", "rule") for missing in diagnosis.missing)
+        silent = frozenset(missing.node for missing in diagnosis.missing if missing.kind == "node" and missing.node)
         job = schedule.job
         beside = self._cluster.is_beside(job.job, job.run, living=job.living > 0)
-        look = LookResult(findings, stalled, deep, self._clocks.utc(), unread, beside)
+        look = LookResult(findings, stalled, deep, self._clocks.utc(), unread, beside, silent)
         self._outbox.put(one.findings.follow(look))
         return diagnosis.ripens_ns
 

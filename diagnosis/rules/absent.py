@@ -10,7 +10,7 @@ from probing.diagnosis.unseen import Unseen, unseen
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.words import clean, exit_text, ranks_of, ranks_wait, time_text
 
-__all__ = ("VERDICTS", "ended", "find")
+__all__ = ("UNREACHABLE", "VERDICTS", "ended", "find")
 
 DEAD = Verdict(
     "rank_dead",

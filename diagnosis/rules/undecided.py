@@ -27,12 +27,13 @@ def find(case: Case) -> Iterator[Finding]:
     unknown = {rank for place in places for rank in place.unknown}
     unidentified = max(place.unidentified for place in places)
     candidates = ranks_of(unknown) if unknown else f"{unidentified} unknown members"
+    one_of = "one of " if len(unknown) > 1 or unidentified > 1 else ""
     silent = [clean(m.text) for m in case.facts.missing if m.kind == "node"]
     yield Finding(
         CANNOT_TELL,
         ERROR,
         0.3,
-        f"{places[0].text}; which rank holds them up cannot be told: {candidates} may",
+        f"{places[0].text}; which rank holds them up cannot be told: it may be {one_of}{candidates}",
         (),
         tuple(sorted({rank for place in places for rank in place.victims})),
         places[0].since_ns,

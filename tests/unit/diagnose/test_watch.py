@@ -660,6 +660,28 @@ def test_a_finding_names_the_nodes_that_did_not_answer() -> None:
     assert json.loads(scene.rows[0]["missing"]) == ["node n3 did not answer: it is failed"]
 
 
+@pytest.mark.parametrize(("silent_s", "named"), [(50, ["not_joined"]), (500, ["not_joined", "rank_unreachable"])])
+def test_a_late_answer_of_the_culprits_node_is_no_other_culprit(silent_s: int, named: list[str]) -> None:
+    def finds(now: float, _deep: bool) -> list[Finding]:
+        if now < 30 or now > 700:
+            return []
+        return [finding("rank_unreachable", 1, 3)] if scene.missing else [finding("not_joined", 1)]
+
+    scene = Scene(Job(begins=10, stops=30, resumes=700, finds=finds), review_s=20.0)
+    scene.run(60)
+    scene.missing = (Missing("node", "node n1 did not answer: no answer within 1.0 s", node="n1"),)
+    scene.run(60 + silent_s)
+    scene.missing = ()
+    scene.run(650)
+    # The rank that was named stays so, also where its node is silent for long.
+    states = [(verdict, state) for verdict, state, _ in scene.states()]
+    assert next(verdict for verdict, state in states if state == "open") == "not_joined"
+    assert list(dict.fromkeys(verdict for verdict, _ in states)) == named
+    assert ("not_joined", "closed") not in states
+    scene.run(800)
+    assert ("not_joined", "closed") in [(verdict, state) for verdict, state, _ in scene.states()]
+
+
 def test_memory_that_will_end_needs_no_second_look_with_its_limit() -> None:
     # Without the limit it is a note.
     grows = lambda now, deep: [finding("memory_growth", 1, group="memory", severity=WARNING if deep else NOTE)]  # noqa: E731
