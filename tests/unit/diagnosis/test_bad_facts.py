@@ -133,7 +133,7 @@ def test_a_communicator_whose_members_belong_to_another_framework_blames_nobody_
     )
     (finding,) = errors(job)
     assert (finding.verdict.id, finding.culprits) == ("cannot_tell", ())
-    assert "3 unknown members may" in finding.sentence
+    assert "it may be one of 3 unknown members" in finding.sentence
 
 
 def test_ten_thousand_idle_jobs_have_a_note_each() -> None:
