@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from probing.api.errors import UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client.render.text import plural, size, utc, when
+from probing.api.text import plural, size, utc
+from probing.client.zone import when
 
 __all__ = ("amount", "require_no_deletion")
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import NotFound, ProbingError, UsageError
-from probing.client.jobs import job_named, sql_text
+from probing.api.text import sql_text
+from probing.client.jobs import job_named
 from probing.client.session import hint
 
 if TYPE_CHECKING:

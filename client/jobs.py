@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import NotFound, UsageError
 from probing.api.jobs import names_owner
+from probing.api.text import sql_text
 from probing.client.absence import partial
 from probing.client.render.rows import rows_of
-from probing.client.render.text import when
+from probing.client.zone import when
 
 if TYPE_CHECKING:
     from probing.client.queries import Queries
 
-__all__ = ("ended_error", "has_ended", "job_named", "require_live", "silent_nodes", "sql_text")
+__all__ = ("ended_error", "has_ended", "job_named", "require_live", "silent_nodes")
 
 _MaybeText = TypeVar("_MaybeText", str, str | None)
 # Jobs that run now, then jobs that ever ran here, or of which only findings are left.
@@ -23,11 +24,6 @@ _STATE = {
     "live": "SELECT count(*) AS processes FROM process.processes WHERE state <> 'exited' AND job = {job}",
     "ended": "SELECT max(ts) AS ended FROM process.events WHERE event = 'exit' AND job = {job}",
 }
-
-
-def sql_text(value: str) -> str:
-    """Returns ``value`` as an SQL literal."""
-    return "'" + value.replace("'", "''") + "'"
 
 
 def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:

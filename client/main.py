@@ -108,7 +108,7 @@ def _nearest(option: str, context: Any) -> str:
 
 
 def _fail(error: ProbingError) -> int:
-    from probing.client.render.text import escape
+    from probing.api.text import escape
 
     if (code := interrupt.code_if_pressed()) is not None:
         return code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from probing.client.render.text import utc
+from probing.api.text import utc
 
 if TYPE_CHECKING:
     from probing.api.proto.probing.v1 import node_pb2 as pb

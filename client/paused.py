@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from probing.client.render.text import escape
+from probing.api.text import escape
 from probing.client.session import warn
 from probing.client.settings import Settings
 

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import NotFound
+from probing.api.text import escape, time_text
 from probing.client.absence import silent_of_command, unless_partial
-from probing.client.jobs import job_named, require_live, silent_nodes, sql_text
-from probing.client.render.text import escape
+from probing.client.jobs import job_named, require_live, silent_nodes
 from probing.client.settings import Settings
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
     from probing.federation.execution.fanout import AnsweredReport, Gathered, OutcomeReport
 
-__all__ = ("hint", "job_named", "opened", "require_live", "sql_text", "warn")
+__all__ = ("hint", "job_named", "opened", "require_live", "warn")
 
 # Clocks further apart are worth a line: one of them is not set.
 _CLOCK_NS = 1_000_000_000
@@ -86,7 +86,7 @@ def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:
 
 
 def _ahead(ahead_ns: int) -> str:
-    return f"{abs(ahead_ns) / 1e9:.1f} s {'ahead' if ahead_ns > 0 else 'behind'}"
+    return f"{time_text(abs(ahead_ns))} {'ahead' if ahead_ns > 0 else 'behind'}"
 
 
 def warn(message: str) -> None:

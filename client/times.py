@@ -10,8 +10,9 @@ from datetime import time as clock_time
 from typing import NamedTuple
 
 from probing.api.errors import UsageError
+from probing.api.text import age, utc
 from probing.client import zone
-from probing.client.render.text import age, utc, when
+from probing.client.zone import when
 
 __all__ = ("Bound", "Interval", "bound", "interval", "seconds")
 

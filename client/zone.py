@@ -1,15 +1,19 @@
-"""The time zone in which probingctl shows and reads times: UTC, unless --tz or the configuration name another."""
+"""The time zone in which probingctl shows and reads times, and times as texts in it.
+
+It is UTC, unless --tz or the configuration name another.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 
 from probing.api.errors import UsageError
 
-__all__ = ("LOCAL", "aware", "current", "is_utc", "shown", "use", "wall")
+__all__ = ("LOCAL", "aware", "clock", "clock_ms", "current", "moment", "now_text", "shown", "use", "wall", "when")
 
 LOCAL = "local"
 """The name that stands for the zone of this machine."""
@@ -35,7 +39,7 @@ def current() -> tzinfo | None:
     return _Zone.now
 
 
-def is_utc() -> bool:
+def _is_utc() -> bool:
     return _Zone.now is timezone.utc
 
 
@@ -54,10 +58,52 @@ def aware(moment: datetime) -> datetime:
 def shown(moment: datetime) -> str:
     """Returns what stands behind a time of the zone: Z, or its offset such as +08:00."""
     offset = moment.utcoffset() or timedelta()
-    if not offset and is_utc():
+    if not offset and _is_utc():
         return "Z"
     minutes = round(offset.total_seconds() / 60)
     return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
+
+
+def when(ts: str | None) -> str:
+    """Returns the time ``ts`` of an answer to the second, in the zone in use: ``2026-11-22 03:12:07Z``."""
+    if ts is None:
+        return "-"
+    return f"{ts[:19].replace('T', ' ')}Z" if _is_utc() else _zoned(ts, "%Y-%m-%d %H:%M:%S")
+
+
+def moment(ts: str | None) -> str:
+    """Returns the time ``ts`` of an answer to the millisecond, in the zone in use: ``2026-11-22 03:12:07.123Z``."""
+    if ts is None:
+        return "-"
+    seconds, _, fraction = ts.removesuffix("Z").replace("T", " ").partition(".")
+    rest = f".{fraction[:3]}" if fraction.strip("0") else ""
+    return f"{seconds}{rest}Z" if _is_utc() else _zoned(ts, "%Y-%m-%d %H:%M:%S", rest)
+
+
+def clock(ts: str | None) -> str:
+    """Returns the text of ``when`` without the date of today."""
+    return when(ts).removeprefix(f"{wall(time.time()):%Y-%m-%d} ")
+
+
+def clock_ms(ts: str) -> str:
+    """Returns the time of day to the millisecond, in the zone in use: ``03:12:07.123Z``."""
+    return f"{ts[11:23]}Z" if _is_utc() else _zoned(ts, "%H:%M:%S.%f")
+
+
+def now_text(form: str = "%H:%M:%S") -> str:
+    """Returns the present time in the zone in use, with Z or its offset."""
+    now = wall(time.time())
+    return f"{now:{form}}{shown(now)}"
+
+
+def _zoned(ts: str, form: str, rest: str = "") -> str:
+    try:
+        at = datetime.fromisoformat(ts[:19] + (ts[19:23] if "%f" in form else "")).replace(tzinfo=timezone.utc)
+        here = wall(at.timestamp())
+    except (OSError, OverflowError, ValueError):
+        return ts
+    text = f"{here:{form}}"
+    return f"{text[:12] if '%f' in form else text}{rest}{shown(here)}"
 
 
 def _zone(name: str) -> tzinfo | None:

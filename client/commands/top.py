@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import ProbingError, UsageError
+from probing.api.text import escape, sql_text
 from probing.client.collectives.endings import ended, ended_sql, exits, recent
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process, innermost, silent
@@ -25,10 +26,10 @@ from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import rows_of
 from probing.client.render.table import terminal_width
-from probing.client.render.text import escape, now_text
-from probing.client.session import job_named, opened, require_live, sql_text
+from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
 from probing.client.times import Bound, Interval, seconds
+from probing.client.zone import now_text
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster

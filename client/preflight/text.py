@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.client.render.text import age, escape, plural, wrapped
+from probing.api.text import age, escape, plural
+from probing.client.render.table import wrapped
 from probing.diagnosis.preflight.checks.round_trips import Cell
 from probing.diagnosis.preflight.result import FAIL, SKIPPED, STATES, WARN, Result
 

@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from probing.api.errors import NotFound, ProbingError
+from probing.api.text import sql_text
 from probing.client.messages import Change, Setting
 from probing.client.profile.request import Request, Selection
 from probing.client.render.progress import StatusLine
 from probing.client.render.rows import rows_of
-from probing.client.session import sql_text
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from probing.api.errors import UsageError
-from probing.client.render.text import utc, when
-from probing.client.session import sql_text
+from probing.api.text import sql_text, utc
 from probing.client.settings import process_id
 from probing.client.times import Bound, bound, seconds
+from probing.client.zone import when
 
 __all__ = ("KINDS", "Request", "Selection", "at_times", "base_of", "labels", "of_training_threads")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from probing.api.text import age, escape, plural
 from probing.client.profile.model import Frame, Profile, Sample, short_files
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, render
-from probing.client.render.text import age, escape, plural
 
 __all__ = ("difference_people", "difference_rows", "function_rows", "people")
 

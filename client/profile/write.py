@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from probing.api.text import age, encoded, escape, plural
 from probing.client.profile.model import Profile, folded_imports, grouped, without_lines
 from probing.client.profile.request import Request
 from probing.client.profile.table import difference_people, difference_rows, function_rows, people
 from probing.client.render.output import write_bytes, write_objects
 from probing.client.render.table import terminal_width
-from probing.client.render.text import age, encoded, escape, plural
 from probing.client.settings import Settings
 from probing.client.version import program
 

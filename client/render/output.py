@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from probing.api.errors import ProbingError, UsageError
+from probing.api.text import encoded
 from probing.client.absence import require_all
 from probing.client.render.rows import Record, dump_json, dump_line, rows_of
 from probing.client.render.table import Field, render, terminal_width
-from probing.client.render.text import encoded
 from probing.client.render.writers import csv_text, fields_of, writer_of
 from probing.client.settings import Settings
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from probing.client.render.text import count, plural
+from probing.api.text import count, plural
 
 if TYPE_CHECKING:
     import pyarrow as pa

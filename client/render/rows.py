@@ -9,7 +9,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from probing.client.render.text import escape_json, utc
+from probing.api.text import escape_json, utc
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,6 +7,7 @@ columns (here 0.06 s), measured on two cores in November 2026. It also cannot go
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +16,14 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from probing.client.render.rows import Record
-from probing.client.render.text import cut_mark, escape
+from probing.api.text import escape
+from probing.client.render.rows import Record, Row
 
-__all__ = ("Field", "Grid", "render", "show_value", "terminal_width")
+__all__ = ("Field", "Grid", "ascii_only", "by_job", "cut_mark", "render", "show_value", "terminal_width", "wrapped")
 
 _GAP = "  "
 _LEAST_FLEX = 20
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class Field:
     wrap: bool = False
 
 
+_JOB = (Field("JOB", "job", flex=True), Field("RUN", "run", flex=True))
+
+
 def show_value(value: Any) -> str:
     """Returns any value of a row as text on one line."""
     if value is None:
@@ -50,6 +55,22 @@ def show_value(value: Any) -> str:
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False)
     return str(value)
+
+
+def ascii_only() -> bool:
+    """Whether the terminal shows ASCII alone: LANG=C, or an encoding other than UTF-8."""
+    # A full screen has put another object into the place of stdout.
+    stream = sys.stdout if hasattr(sys.stdout, "encoding") else sys.__stdout__
+    if (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8":
+        return True
+    every, kind, language = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    # For LANG=C Python itself sets LC_CTYPE (PEP 538).
+    return (every or (language if kind in _COERCED else kind) or language) in ("C", "POSIX")
+
+
+def cut_mark() -> str:
+    """Returns the mark behind text that was cut, one column wide."""
+    return "~" if ascii_only() else "…"
 
 
 def terminal_width() -> int | None:
@@ -65,6 +86,37 @@ def render(fields: Sequence[Field], rows: Sequence[Record], width: int | None, *
     """Returns a line of titles and a line for each row, cut at ``width``; None: as wide as the values."""
     grid = Grid(fields, rows, width, edge=width)
     return grid.head(bold=bold) + grid.lines(rows)
+
+
+def by_job(
+    fields: Sequence[Field],
+    rows: Sequence[Row],
+    width: int | None,
+    *,
+    spare: Sequence[str] = (),
+    nobody: str = "(none)\n",
+) -> str:
+    """Returns ``rows``, which have ``job`` and ``run``, as tables; ``fields`` are the other columns, with ``node``.
+
+    Columns with the keys ``spare`` are left out where the table does not fit ``width`` cells; None: any width.
+    ``nobody`` is the text for no rows.
+    """
+    bold = width is not None
+    if not rows:
+        return nobody
+    place = [field.key for field in fields].index("node") + 1
+    every = (*fields[:place], *_JOB, *fields[place:])
+    if width is None or Grid(every, rows, width).width <= width:
+        return render(every, rows, width, bold=bold)
+    jobs: dict[tuple[Any, Any], list[Row]] = {}
+    for row in rows:
+        jobs.setdefault((row["job"], row["run"]), []).append(row)
+    kept = [field for field in fields if field.key not in spare]
+    return "\n".join(_head(*job) + render(kept, own, width, bold=bold) for job, own in jobs.items())
+
+
+def _head(job: str | None, run: str | None) -> str:
+    return escape(f"job {job or '-'}  run {run or '-'}") + "\n"
 
 
 class Grid:
@@ -142,3 +194,8 @@ def _cell(text: str, width: int, right: bool, cut: bool) -> str:
 
 def _shortened(text: str, width: int) -> str:
     return set_cell_size(text, width - 1) + cut_mark()
+
+
+def wrapped(line: str, width: int | None) -> list[str]:
+    """Breaks ``line`` at ``width`` characters, further lines indented; None: one line."""
+    return [line] if width is None else textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)

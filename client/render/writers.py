@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from probing.api.text import age, encoded, escape, escape_json
 from probing.client.render.rows import Record, Row, columns_of, dump_line, names_of, rows_of, storable, storable_schema
 from probing.client.render.table import Field, Grid
-from probing.client.render.text import encoded, escape, escape_json, length, moment
+from probing.client.zone import moment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +22,7 @@ __all__ = ("FIRST_ROWS", "CsvWriter", "TableWriter", "Writer", "csv_text", "fiel
 # Rows that decide how wide the columns of a table are; values of later rows may be wider.
 FIRST_ROWS = 1000
 _SLICE = 4096
+_INTERVAL = re.compile(r"P(?:(-?\d+)D)?T(-?[\d.]+)S")
 _GROUP_ROWS = 1 << 17
 _GROUP_BYTES = 64 << 20
 
@@ -51,7 +54,7 @@ def fields_of(schema: pa.Schema, *, flex: bool = False) -> list[Field]:
     """Returns a field for each column. ``flex``: text may be cut to fit the screen."""
     import pyarrow as pa
 
-    shown = ((pa.types.is_timestamp, moment), (pa.types.is_interval, length), (pa.types.is_duration, length))
+    shown = ((pa.types.is_timestamp, moment), (pa.types.is_interval, _length), (pa.types.is_duration, _length))
     numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     wide = (pa.types.is_string, pa.types.is_large_string, pa.types.is_nested, pa.types.is_binary)
     return [
@@ -64,6 +67,15 @@ def fields_of(schema: pa.Schema, *, flex: bool = False) -> list[Field]:
         )
         for name, kind in zip(names_of(schema.names), schema.types, strict=True)
     ]
+
+
+def _length(interval: str | None) -> str:
+    """Returns an interval of JSON (``PT8.557761S``) as ``age`` prints it; with months as it is."""
+    given = _INTERVAL.fullmatch(interval or "")
+    if given is None:
+        return interval or "-"
+    days, seconds = (float(part or 0) for part in given.groups())
+    return age((days * 86_400 + seconds) * 1e9)
 
 
 def _slices(batch: pa.RecordBatch) -> list[pa.Table]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import ProbingError, UsageError
+from probing.api.text import age, escape, plural
 from probing.client.job_hints import Emptiness, hint_at_jobs
 from probing.client.render.output import write_stream
 from probing.client.render.progress import Progress
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Grid, show_value, terminal_width
-from probing.client.render.text import age, escape, plural
 from probing.client.render.writers import FIRST_ROWS, fields_of
 from probing.client.session import opened, warn
 from probing.client.settings import Settings, format_of

@@ -17,10 +17,10 @@ __all__ = (
     "Node",
     "PlainGroup",
     "PlainNode",
+    "member_ranks",
     "merge",
     "pids_of",
     "plain_groups",
-    "ranks_of",
 )
 
 MAIN_THREAD = "MainThread"
@@ -41,7 +41,7 @@ class _Merged:
 
     @property
     def ranks(self) -> list[int]:
-        return ranks_of(self.members)
+        return member_ranks(self.members)
 
     @property
     def pids(self) -> list[int]:
@@ -151,7 +151,7 @@ def _order(member: Member) -> tuple[Any, ...]:
     return rank is None, rank or 0, node, pid, tid
 
 
-def ranks_of(members: Iterable[Member]) -> list[int]:
+def member_ranks(members: Iterable[Member]) -> list[int]:
     """Returns the ranks of ``members``, in order."""
     return sorted({rank for rank, *_ in members if rank is not None})
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from probing.api.text import escape, numbers_text, plural, ranks_of
 from probing.client.messages import Frame
-from probing.client.render.text import ascii_only, cut_mark, escape, plural, ranks_named, ranks_text
-from probing.client.stacks.merge import MAIN_THREAD, Group, Member, Node, pids_of, ranks_of
+from probing.client.render.table import ascii_only, cut_mark
+from probing.client.stacks.merge import MAIN_THREAD, Group, Member, Node, member_ranks, pids_of
 
 __all__ = ("frame_text", "members_text", "people", "short_name", "telling", "without_frames")
 
@@ -57,7 +58,7 @@ def short_name(func: str) -> str:
 
 def members_text(ranks: Sequence[int], pids: Sequence[int]) -> str:
     """``0-6``, ``1,3``, and ``pid 812`` for processes that have no rank."""
-    parts = [ranks_text(ranks)] if ranks else []
+    parts = [numbers_text(ranks)] if ranks else []
     if pids:
         parts.append(("pid " if len(pids) == 1 else "pids ") + ",".join(map(str, pids)))
     return " ".join(parts)
@@ -71,7 +72,7 @@ def frame_text(func: str, file: str, lineno: int | None, frame_type: str) -> str
 
 
 def _group(group: Group) -> Iterator[str]:
-    threads = [ranks_named(group.ranks) if group.ranks else "", members_text([], group.pids)]
+    threads = [ranks_of(group.ranks) if group.ranks else "", members_text([], group.pids)]
     # Otherwise the branch of an incomplete stack says so.
     alone = "  incomplete" if [child.complete for child in group.children] == [False] and not group.ends else ""
     yield escape(f"job {group.job or '(none)'}  {group.thread}  {' '.join(text for text in threads if text)}{alone}")
@@ -92,7 +93,7 @@ def _below(ends: Sequence[Member], children: Sequence[Node], end: str, indent: s
     onward, last = ("|- ", "`- ") if ascii_only() else ("├─ ", "└─ ")
     for number, (members, branch) in enumerate(branches, 1):
         corner, beside = (onward, "|  " if ascii_only() else "│  ") if number < len(branches) else (last, "   ")
-        mark = f"[{members_text(ranks_of(members), pids_of(members))}]"
+        mark = f"[{members_text(member_ranks(members), pids_of(members))}]"
         if branch is not None and not branch.complete:
             mark += " incomplete:"
         yield escape(f"{indent}{corner}{mark} {end if branch is None else _text(branch)}")

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from probing.client.render.text import age, ascii_only, cut_mark, escape
+from probing.api.text import age, escape, size
+from probing.client.render.table import ascii_only, cut_mark
 
-__all__ = ("Line", "Span", "brief_age", "brief_size", "fitted", "number", "percent", "rate", "spark", "text_of")
+__all__ = ("Line", "Span", "brief_age", "brief_size", "fitted", "number", "rate", "spark", "text_of")
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # As high in the cell as a letter allows.
@@ -48,24 +49,12 @@ def brief_age(ns: float | None) -> str:
 
 
 def brief_size(number: float | None) -> str:
-    """Returns bytes with a decimal unit in at most 5 characters: ``512B``, ``4.2M``, ``61.2G``."""
-    if number is None:
-        return ""
-    value, units = abs(float(number)), "BkMGTPE"
-    scale = 0
-    while value >= (999.5 if scale == 0 else 999.95) and scale + 1 < len(units):
-        value, scale = value / 1000, scale + 1
-    digits = 0 if scale == 0 or value >= 99.95 else 1
-    return f"{value:.{digits}f}{units[scale]}"
-
-
-def percent(value: float | None) -> str:
-    """Returns ``97%``; more than 100 % of a CPU is several CPUs."""
-    return "" if value is None or not math.isfinite(value) else f"{value:.0f}%"
+    """Returns bytes in powers of 1024 in at most 5 characters: ``512B``, ``4.19M``, ``61.2G``."""
+    return "" if number is None else size(number).replace(" ", "").removesuffix("iB")
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Returns a whole number with its unit."""
+    """Returns a whole number with its unit, as ``97%``; nothing where it is not known."""
     return "" if value is None or not math.isfinite(value) else f"{value:.0f}{unit}"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from probing.api.errors import PeerError, ProbingError, QueryRejected
 from probing.api.tables import Table
 from probing.api.tables.schema import View
+from probing.api.text import escape
 from probing.federation.sql.names import USER_VIEWS
 
 __all__ = ("UserViews",)
@@ -113,8 +114,7 @@ class UserViews:
             view = View(f"{USER_VIEWS}.{name}", _doc(text), (), text)
             base_tables(view)
         except (OSError, ValueError, ProbingError, RecursionError) as e:
-            shown = "".join(c if c.isprintable() else "?" for c in name[:41])
-            return View(f"{USER_VIEWS}.{shown}", "", (), "", problem=_words(e))
+            return View(f"{USER_VIEWS}.{escape(name[:41])}", "", (), "", problem=_words(e))
         return view
 
     def _problem(self, view: View, others: Mapping[str, View]) -> str:

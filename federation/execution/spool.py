@@ -8,6 +8,7 @@ from collections.abc import Generator
 import pyarrow as pa
 
 from probing.api.errors import QueryMemory
+from probing.api.text import size
 from probing.federation.execution.answer import Rows
 
 __all__ = ("MAX_BYTES", "held_back")
@@ -30,7 +31,7 @@ def _batches(rows: Rows, max_bytes: int) -> Generator[pa.RecordBatch, None, None
                 writer.write_batch(batch)
                 if file.tell() > max_bytes:
                     raise QueryMemory(
-                        f"the answer is larger than the {max_bytes >> 20} MB that --strict holds back",
+                        f"the answer is larger than the {size(max_bytes)} that --strict holds back",
                         hint="narrow the time range, or leave --strict away: rows are then written as they come",
                     )
         file.seek(0)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from probing.federation.planning.catalog import Catalog, Columns, quoted_column
+from probing.api.text import sql_name
+from probing.federation.planning.catalog import Catalog, Columns
 from probing.federation.planning.functions import is_aggregate, require_row_function, require_row_functions
 from probing.federation.planning.partials import Recipe, recipe
 from probing.federation.planning.shapes import PART, Draft, Unsplittable, plain_select
@@ -97,7 +98,7 @@ def aggregate_plan(catalog: Catalog, root: exp.Query, columns: Columns, *, state
     if not groups.calls and not groups.keys:
         raise Unsplittable("it does not aggregate")
     where = select.args.get("where")
-    body = ", ".join(f"{to_sql(e)} AS {quoted_column(c)}" for e, (c, _) in zip(lifted, columns, strict=True))
+    body = ", ".join(f"{to_sql(e)} AS {sql_name(c)}" for e, (c, _) in zip(lifted, columns, strict=True))
     source, sends = _combined(catalog, select, groups, states)
     final = f"SELECT {'DISTINCT ' if select.args.get('distinct') else ''}{body} FROM ({source})"
     final += f" WHERE {to_sql(condition)}" if condition is not None else ""

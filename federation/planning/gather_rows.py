@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from probing.federation.planning.catalog import Catalog, Columns, quoted, quoted_column
+from probing.api.text import sql_name, sql_table
+from probing.federation.planning.catalog import Catalog, Columns
 from probing.federation.planning.shapes import Part
 from probing.federation.sql.dialect import table_name, tables_in, to_sql
 from probing.federation.sql.filters import certain_of, names_whole_rows
@@ -29,7 +30,7 @@ def _part(name: str, tables: list[exp.Table], columns: Columns, words: set[str],
     # Any identifier of the query may be a column: one column too many is sound, one too few is not.
     wanted = columns if everything else tuple(c for c in columns if c[0].lower() in words)
     wanted = wanted or columns[:1]
-    sql = f"SELECT {', '.join(quoted_column(column) for column, _ in wanted)} FROM {quoted(name)}"
+    sql = f"SELECT {', '.join(sql_name(column) for column, _ in wanted)} FROM {sql_table(name)}"
     filters = [_filter(table, columns) for table in tables]
     found = [f for f in filters if f is not None]
     if len(found) == len(filters):

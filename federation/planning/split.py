@@ -19,8 +19,9 @@ from sqlglot import exp
 from probing.api.errors import QueryError, QueryRejected
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
+from probing.api.text import sql_name, sql_table
 from probing.federation.planning.aggregate import aggregate_plan
-from probing.federation.planning.catalog import Catalog, Columns, api_catalog, quoted, quoted_column, same_types
+from probing.federation.planning.catalog import Catalog, Columns, api_catalog, same_types
 from probing.federation.planning.functions import require_row_functions
 from probing.federation.planning.gather_rows import ship_parts
 from probing.federation.planning.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
@@ -76,7 +77,7 @@ def each_node(sql: str, now_ns: int, catalog: Catalog | None = None) -> Plan:
     with chosen.lock:
         chosen.require(table_name(table) for table in tables_in(root))
         columns = chosen.describe(to_sql(root))
-    body = ", ".join(f"c{i} AS {quoted_column(name)}" for i, (name, _) in enumerate(columns))
+    body = ", ".join(f"c{i} AS {sql_name(name)}" for i, (name, _) in enumerate(columns))
     parts = (Part(PART, to_sql(root), tuple((f"c{i}", kind) for i, (_, kind) in enumerate(columns))),)
     return Plan("rows", parts, f"SELECT {body} FROM {PART}", columns)
 
@@ -89,7 +90,7 @@ def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, Vi
     def with_views(sql: str) -> str:
         return to_sql(fix_times(expand(parse(sql), {**views, **apart}, columns), now_ns))
 
-    with catalog.beside({name: with_views(f"SELECT * FROM {quoted(name)}") for name in apart}):
+    with catalog.beside({name: with_views(f"SELECT * FROM {sql_table(name)}") for name in apart}):
         found = _split(root, catalog)
     if not apart:
         return found
@@ -171,6 +172,6 @@ def _rows(_catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
     else:
         select.limit(rows, copy=False)
     select.set("offset", None)
-    body = ", ".join(f"c{i} AS {quoted_column(name)}" for i, (name, _) in enumerate(columns))
+    body = ", ".join(f"c{i} AS {sql_name(name)}" for i, (name, _) in enumerate(columns))
     final = f"SELECT {'DISTINCT ' if distinct is not None else ''}{body} FROM {PART}{tail}"
     return Draft(to_sql(select), tuple(names), final)

@@ -12,6 +12,7 @@ from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.user import USER_NAME
 from probing.api.tables.views import VIEWS
+from probing.api.text import sql_name
 from probing.federation.sql.dialect import parse, table_name
 from probing.federation.sql.filters import looks_at_many_rows
 from probing.federation.sql.names import GLOBAL, LOCAL, USER_VIEWS
@@ -134,8 +135,8 @@ def _tagged(name: str, names: Collection[str], local: bool) -> View:
         "_role": "CAST('' AS VARCHAR)",
     }
     schema, _, table = name.partition(".")
-    own = ['"' + column.replace('"', '""') + '"' for column in names]
-    items = [f"t.{column} AS {column}" for column in own] + [f"{sql} AS {tag}" for tag, sql in tags.items()]
+    items = [f"t.{column} AS {column}" for column in map(sql_name, names)]
+    items += [f"{sql} AS {tag}" for tag, sql in tags.items()]
     source = f'"{schema}"."{table}" AS t'
     if any("p." in sql for sql in tags.values()):
         same = " AND ".join(f"t.{column} = p.{column}" for column in _SAME_PROCESS)

@@ -10,8 +10,8 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
+from probing.api.text import encoded
 from probing.client.profile.model import Frame, Profile, Sample, merged
-from probing.client.render.text import encoded
 
 __all__ = ("pprof",)
 
