@@ -1,8 +1,9 @@
-"""Texts of figures, times, sets of numbers and foreign text, and of SQL: one spelling for daemon, rules and clients."""
+"""Texts of figures, times, sets of numbers, jobs, foreign text and SQL: one spelling for daemon, rules and clients."""
 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +16,7 @@ __all__ = (
     "escape",
     "escape_json",
     "listed",
+    "names_owner",
     "numbers_text",
     "percent",
     "plural",
@@ -27,6 +29,7 @@ __all__ = (
     "time_text",
     "utc",
     "utc_second",
+    "with_owner",
 )
 
 _SECOND_NS = 1_000_000_000
@@ -36,6 +39,7 @@ _MOST_SPANS = 12
 _MOST_LISTED = 8
 # The spaces of Unicode, which Python calls unprintable and which do no harm.
 _SPACES = frozenset("\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000")
+_OWNER = re.compile(r" \(uid [0-9]{1,10}\)$")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -217,6 +221,16 @@ def listed(texts: Iterable[str]) -> str:
     if len(parts) > _MOST_LISTED:
         parts = [*parts[: _MOST_LISTED - 1], f"{len(parts) - _MOST_LISTED + 1} more"]
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def with_owner(job: str, owner: int) -> str:
+    """Returns the name of the job of ``owner``, a uid, where another user has a job ``job``: ``4711 (uid 1002)``."""
+    return f"{job} (uid {owner})"
+
+
+def names_owner(job: str) -> bool:
+    """Returns whether a name of a job says whose it is."""
+    return _OWNER.search(job) is not None
 
 
 def sql_text(value: str) -> str:

@@ -12,7 +12,6 @@ from typer.core import TyperOption
 from typer.main import get_command
 
 from probing.api.errors import UsageError
-from probing.client.defaults import zone_of
 from probing.client.lazy import Entry, LazyGroup, taking
 from probing.client.settings import (
     DEFAULT_TARGET,
@@ -26,6 +25,7 @@ from probing.client.settings import (
 )
 from probing.client.times import seconds
 from probing.client.zone import use as use_zone
+from probing.client.zone import zone_of
 
 __all__ = ("GlobalOptions", "Program", "program")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import NotFound, UsageError
-from probing.api.jobs import names_owner
-from probing.api.text import sql_text
+from probing.api.text import names_owner, sql_text
 from probing.client.absence import partial
 from probing.client.render.rows import rows_of
 from probing.client.zone import when

@@ -1,13 +1,13 @@
-"""The connection of a command to its nodes: which ones failed, the report, warnings."""
+"""The connection of a command to its nodes: which ones failed or are paused, the report, warnings."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from probing.api.errors import NotFound
+from probing.api.errors import NotFound, error_from
 from probing.api.text import escape, time_text
 from probing.client.absence import silent_of_command, unless_partial
 from probing.client.jobs import job_named, require_live, silent_nodes
@@ -15,9 +15,19 @@ from probing.client.settings import Settings
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
+    from probing.client.messages import Failure
     from probing.federation.execution.fanout import AnsweredReport, Gathered, OutcomeReport
 
-__all__ = ("hint", "job_named", "opened", "require_live", "warn")
+__all__ = (
+    "hint",
+    "job_named",
+    "opened",
+    "pause_lines",
+    "report_failures",
+    "require_live",
+    "shown_pauses",
+    "warn",
+)
 
 # Clocks further apart are worth a line: one of them is not set.
 _CLOCK_NS = 1_000_000_000
@@ -96,3 +106,35 @@ def warn(message: str) -> None:
 def hint(message: str) -> None:
     """Writes what to do next to stderr, beside an answer on stdout."""
     sys.stderr.write(f"hint: {escape(message)}\n")
+
+
+def report_failures(failures: Sequence[Failure], *, all_failed: bool) -> None:
+    """Warns of each of ``failures``; with ``all_failed`` raises the first one instead."""
+    if failures and all_failed:
+        first = failures[0]
+        raise error_from(first["kind"], _failure_text(first), first["hint"])
+    for failure in failures:
+        warn(_failure_text(failure))
+
+
+def _failure_text(failure: Failure) -> str:
+    rank = "" if failure["rank"] is None else f" (rank {failure['rank']})"
+    return f"pid {failure['pid']}{rank} on {failure['node']}: {failure['reason']}"
+
+
+def pause_lines(cluster: Cluster) -> dict[str, str]:
+    """Returns a line for each node whose probes are paused, by node."""
+    return {
+        reply.node: f"PAUSED on {reply.node}{reply.reason.removeprefix('paused')}: nothing newer is seen"
+        for _, reply in cluster.status()
+        if reply.state == "paused"
+    }
+
+
+def shown_pauses(settings: Settings, lines: Mapping[str, str]) -> str:
+    """Returns ``lines`` as text above a table; for other formats it writes them as warnings and returns nothing."""
+    if settings.format == "table":
+        return "".join(escape(line) + "\n" for line in lines.values())
+    for line in lines.values():
+        warn(line)
+    return ""

@@ -11,11 +11,10 @@ from probing.client.absence import claim
 from probing.client.collectives import news
 from probing.client.collectives.standing import Run
 from probing.client.options import Job, Since, Until
-from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, render, terminal_width, wrapped
-from probing.client.session import job_named, opened, require_live, warn
+from probing.client.session import job_named, opened, pause_lines, require_live, shown_pauses, warn
 from probing.client.settings import Settings
 from probing.client.times import Interval, interval
 from probing.diagnosis.balance import EVEN, Balance, Pair, RankTimes, balance, reads_or_writes

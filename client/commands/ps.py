@@ -13,11 +13,10 @@ from probing.api.text import escape, sql_text
 from probing.client.collectives.endings import MOST, ended, recent
 from probing.client.diagnosis.findings import OPEN, Verdicts, open_by_run, verdict_lines
 from probing.client.options import Job, Wide
-from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects, write_rows
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, by_job, show_value, terminal_width, wrapped
-from probing.client.session import job_named, opened, require_live, warn
+from probing.client.session import job_named, opened, pause_lines, require_live, shown_pauses, warn
 from probing.client.settings import Settings
 from probing.client.times import Interval, interval
 from probing.client.zone import clock

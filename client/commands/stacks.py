@@ -10,12 +10,11 @@ import typer
 
 from probing.api.errors import NotFound, UsageError
 from probing.api.text import escape
-from probing.client.failures import report_failures
 from probing.client.messages import Thread, Variable
 from probing.client.options import Job, Pids
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
-from probing.client.session import job_named, opened, warn
+from probing.client.session import job_named, opened, report_failures, warn
 from probing.client.settings import Settings, process_id
 from probing.client.stacks.merge import PlainGroup, merge, plain_groups
 from probing.client.stacks.text import frame_text, people, telling, without_frames

@@ -22,11 +22,10 @@ from probing.client.collectives.top_text import Frame, people
 from probing.client.diagnosis.findings import OPEN, open_by_run
 from probing.client.interrupt import leaving_by_it
 from probing.client.options import Job
-from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import rows_of
 from probing.client.render.table import terminal_width
-from probing.client.session import job_named, opened, require_live
+from probing.client.session import job_named, opened, pause_lines, require_live, shown_pauses
 from probing.client.settings import Settings
 from probing.client.times import Bound, Interval, seconds
 from probing.client.zone import now_text

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from probing.api.errors import ConfigError, UsageError
 from probing.api.text import age, time_text, utc
 from probing.client import zone
-from probing.client.defaults import zone_of
 from probing.client.times import Bound, Interval, bound, interval, seconds
-from probing.client.zone import clock, clock_ms, moment, now_text, when
+from probing.client.zone import clock, clock_ms, moment, now_text, when, zone_of
 
 SECOND = 1_000_000_000
 NOW = round(datetime(2026, 11, 28, 0, 5, 0, tzinfo=timezone.utc).timestamp()) * SECOND
