@@ -120,8 +120,7 @@ class UserViews:
     def _problem(self, view: View, others: Mapping[str, View]) -> str:
         from probing.api.tables.views import VIEWS
         from probing.daemon.query.gate import check
-        from probing.federation.sql.column_names import require_columns
-        from probing.federation.sql.view_lookup import known_columns, tree_of
+        from probing.federation.sql.view_lookup import known_columns, require_columns, tree_of
 
         try:
             checked = check(view.sql, time.time_ns(), self._users, lambda: others)

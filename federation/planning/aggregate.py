@@ -8,9 +8,16 @@ from sqlglot import exp
 
 from probing.api.text import sql_name
 from probing.federation.planning.catalog import Catalog, Columns
-from probing.federation.planning.functions import is_aggregate, require_row_function, require_row_functions
 from probing.federation.planning.partials import Recipe, recipe
-from probing.federation.planning.shapes import PART, Draft, Unsplittable, plain_select
+from probing.federation.planning.shapes import (
+    PART,
+    Draft,
+    Unsplittable,
+    is_aggregate,
+    plain_select,
+    require_row_function,
+    require_row_functions,
+)
 from probing.federation.sql.dialect import table_name, to_sql
 
 __all__ = ("aggregate_plan",)

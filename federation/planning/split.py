@@ -22,11 +22,20 @@ from probing.api.tables.views import VIEWS
 from probing.api.text import sql_name, sql_table
 from probing.federation.planning.aggregate import aggregate_plan
 from probing.federation.planning.catalog import Catalog, Columns, api_catalog, same_types
-from probing.federation.planning.functions import require_row_functions
-from probing.federation.planning.gather_rows import ship_parts
-from probing.federation.planning.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
+from probing.federation.planning.shapes import (
+    PART,
+    Draft,
+    Part,
+    Unsplittable,
+    hidden_order,
+    limit_rows,
+    plain_select,
+    require_row_functions,
+)
 from probing.federation.sql.dialect import parse, table_name, tables_in, to_sql
+from probing.federation.sql.filters import certain_of, names_whole_rows
 from probing.federation.sql.headings import with_headings
+from probing.federation.sql.narrowing import narrow_all
 from probing.federation.sql.states import has_states
 from probing.federation.sql.times import fix_times
 from probing.federation.sql.views import expand, known_columns, set_apart
@@ -121,7 +130,7 @@ def _split(root: exp.Query, catalog: Catalog, *, states: bool = True) -> Plan:
         else:
             sends_states = any(has_states(parse(part.sql)) for part in found.parts)
             return replace(found, classic=_split(root, catalog, states=False)) if sends_states else found
-    return Plan("ship", ship_parts(root, catalog), to_sql(root), columns, why)
+    return Plan("ship", _ship_parts(root, catalog), to_sql(root), columns, why)
 
 
 def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Plan:
@@ -175,3 +184,35 @@ def _rows(_catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
     body = ", ".join(f"c{i} AS {sql_name(name)}" for i, (name, _) in enumerate(columns))
     final = f"SELECT {'DISTINCT ' if distinct is not None else ''}{body} FROM {PART}{tail}"
     return Draft(to_sql(select), tuple(names), final)
+
+
+def _ship_parts(root: exp.Query, catalog: Catalog) -> tuple[Part, ...]:
+    """Returns one part for each stored table of ``root``, under the table's own name."""
+    places: dict[str, list[exp.Table]] = {}
+    narrowed = root.copy()
+    narrow_all(narrowed, lambda name: [column for column, _ in catalog.columns.get(name, ())])
+    for table in tables_in(narrowed):
+        places.setdefault(table_name(table), []).append(table)
+    everything = names_whole_rows(root)
+    words = {identifier.name.lower() for identifier in root.find_all(exp.Identifier)}
+    return tuple(_shipped(name, tables, catalog.columns[name], words, everything) for name, tables in places.items())
+
+
+def _shipped(name: str, tables: list[exp.Table], columns: Columns, words: set[str], everything: bool) -> Part:
+    # Any identifier of the query may be a column: one column too many is sound, one too few is not.
+    wanted = columns if everything else tuple(c for c in columns if c[0].lower() in words)
+    wanted = wanted or columns[:1]
+    sql = f"SELECT {', '.join(sql_name(column) for column, _ in wanted)} FROM {sql_table(name)}"
+    filters = [_filter(table, columns) for table in tables]
+    found = [f for f in filters if f is not None]
+    if len(found) == len(filters):
+        sql += " WHERE " + " OR ".join(f"({to_sql(f)})" for f in dict.fromkeys(found))
+    return Part(name, sql, wanted)
+
+
+def _filter(table: exp.Table, columns: Columns) -> exp.Expr | None:
+    """Returns the condition that every row of ``table`` must meet at this place; None for no condition."""
+    kept = certain_of(table, {name.lower() for name, _ in columns})
+    if not kept:
+        return None
+    return exp.and_(*kept, copy=False) if len(kept) > 1 else kept[0]

@@ -1,13 +1,15 @@
-"""Finds the views that a query names, and their columns, before any database binds them."""
+"""Finds the views that a query names, their columns, and columns that nothing has, before any database binds them."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from sqlglot import exp
 
+from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.user import USER_NAME
@@ -17,13 +19,25 @@ from probing.federation.sql.dialect import parse, table_name
 from probing.federation.sql.filters import looks_at_many_rows
 from probing.federation.sql.names import GLOBAL, LOCAL, USER_VIEWS
 
-__all__ = ("REDUCING", "NamesOf", "base_tables", "is_local", "known_columns", "named_view", "tree_of", "views_from")
+__all__ = (
+    "REDUCING",
+    "NamesOf",
+    "base_tables",
+    "is_local",
+    "known_columns",
+    "named_view",
+    "require_columns",
+    "tree_of",
+    "views_from",
+)
 
 MAX_USER_VIEWS = 64
 NamesOf = Callable[[str], Collection[str]]
 """The names of the columns of a table or view; none for one that is not known."""
 REDUCING = ("group", "having", "qualify", "distinct", "limit", "offset", "sample", "laterals", "pivots")
 """Clauses of a SELECT under which a row of its source need not be one of its own."""
+# Columns of table functions.
+_SERIES = ("generate_series", "range", "unnest")
 _SAME_PROCESS = ("node", "pid", "start_ns")
 
 
@@ -144,3 +158,45 @@ def _tagged(name: str, names: Collection[str], local: bool) -> View:
     if node:
         source += " LEFT JOIN cluster.members AS m ON t.node = m.node AND t.node = m.member"
     return View(f"{GLOBAL} {name}", "", (), f"SELECT {', '.join(items)} FROM {source}", local=local, single=True)
+
+
+def require_columns(root: exp.Query, columns: NamesOf) -> None:
+    """Raises QueryRejected for a column that surely none of the tables has; ``columns``: the names by table or view.
+
+    A name that anything in the query could mean is left to the database.
+    """
+    known: set[str] = set(_SERIES)
+    # Of each qualifier the columns; None where they are not known.
+    sources: dict[str, set[str] | None] = {}
+    for table in root.find_all(exp.Table):
+        own = {name.lower() for name in columns(table_name(table))} if table.db else set()
+        if table.db and not own:
+            return
+        alias = table.alias_or_name.lower()
+        before = sources.get(alias, set())
+        renamed = table.args.get("alias") is not None and table.args["alias"].args.get("columns")
+        sources[alias] = own | before if own and before is not None and not renamed else None
+        known |= own
+    for inner in (*root.find_all(exp.Subquery), *root.find_all(exp.CTE)):
+        sources[inner.alias_or_name.lower()] = None
+    known |= sources.keys() | _names_made(root)
+    for column in root.find_all(exp.Column):
+        name, qualifier = column.name.lower(), column.table.lower()
+        own_columns = sources.get(qualifier) if qualifier else known
+        if isinstance(column.this, exp.Identifier) and own_columns and name not in own_columns:
+            raise _unknown(column, own_columns)
+
+
+def _names_made(root: exp.Query) -> set[str]:
+    """Returns the names that the query itself gives to values, rows and tables, in lower case."""
+    made = [alias.alias for alias in root.find_all(exp.Alias, exp.TableAlias, exp.CTE)]
+    made += [name.name for alias in root.find_all(exp.TableAlias) for name in alias.args.get("columns") or ()]
+    made += [name.name for several in root.find_all(exp.Aliases) for name in several.aliases]
+    made += [name.name for function in root.find_all(exp.Lambda) for name in function.expressions]
+    return {name.lower() for name in made}
+
+
+def _unknown(column: exp.Column, known: Collection[str]) -> QueryRejected:
+    near = difflib.get_close_matches(column.name.lower(), known, 2)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`probingctl tables TABLE` shows the columns"
+    return QueryRejected(f"there is no column {column.sql(dialect='duckdb')[:80]}", hint=hint)
