@@ -13,7 +13,7 @@ __all__ = ("amount", "require_no_deletion")
 
 
 def amount(rows: int, size_bytes: int, segments: int) -> str:
-    """Returns ``1,234 rows (5.6 MB in 7 segments)``."""
+    """Returns ``1,234 rows (5.6 MiB in 7 segments)``."""
     return f"{plural(rows, 'row')} ({size(size_bytes)} in {plural(segments, 'segment')})"
 
 

@@ -86,7 +86,7 @@ class Value(Variable):
 class Setting(TypedDict):
     """``job`` or ``pid``: the setting holds for these alone. ``until``: when it ends, ISO 8601.
 
-    ``deletes_from``: when a new limit begins to delete, ISO 8601; None: nothing waits. The numbers are as of now.
+    ``deletes_from``: when a new limit begins to delete, ISO 8601; None: no deletion waits. Its numbers are as of now.
     """
 
     node: str

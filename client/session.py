@@ -29,13 +29,13 @@ __all__ = (
     "warn",
 )
 
-# Clocks further apart are worth a line: one of them is not set.
+# A clock that is further off is not set, and worth a line.
 _CLOCK_NS = 1_000_000_000
 
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Cluster]:
-    """The cluster that ``settings`` name. The report is written whether the command succeeds or fails."""
+    """Opens the cluster that ``settings`` name. The report is written whether the command succeeds or fails."""
     # Imports gRPC, which --help does without.
     from probing.client.cluster import Cluster
     from probing.client.wire.tls import Tls
@@ -50,7 +50,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
         tls=Tls(*settings.tls) if settings.tls is not None else None,
         timeout=settings.timeout,
     )
-    # That something is not there is an answer.
+    # NotFound is an answer too.
     silent_of_command(lambda: silent_nodes(cluster, besides=(NotFound,)))
     with cluster:
         try:
@@ -76,13 +76,13 @@ def opened(settings: Settings) -> Iterator[Cluster]:
 
 
 def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:
-    """Returns one report for all questions of a command; a node that failed any of them has failed."""
+    """Returns one report for all questions of a command; a node that failed one question has failed."""
     reports = [outcome.report() for outcome in outcomes]
     failed = {entry["address"]: entry for report in reports for entry in report["failed"]}
     answered: dict[str, AnsweredReport] = {}
     for report in reports:
         for entry in report["answered"]:
-            # Calls that measure no clock keep what others measured.
+            # A call that measures no clock keeps the offset that another one measured.
             answered[entry["address"]] = {**answered.get(entry["address"], entry), **entry}
     detours = [entry for report in reports for entry in report.get("detours", ())]
     merged: OutcomeReport = {
@@ -104,12 +104,12 @@ def warn(message: str) -> None:
 
 
 def hint(message: str) -> None:
-    """Writes what to do next to stderr, beside an answer on stdout."""
+    """Writes to stderr what to do next, beside an answer on stdout."""
     sys.stderr.write(f"hint: {escape(message)}\n")
 
 
 def report_failures(failures: Sequence[Failure], *, all_failed: bool) -> None:
-    """Warns of each of ``failures``; with ``all_failed`` raises the first one instead."""
+    """Warns of each process that could not be read; with ``all_failed`` raises the first failure instead."""
     if failures and all_failed:
         first = failures[0]
         raise error_from(first["kind"], _failure_text(first), first["hint"])
@@ -132,7 +132,7 @@ def pause_lines(cluster: Cluster) -> dict[str, str]:
 
 
 def shown_pauses(settings: Settings, lines: Mapping[str, str]) -> str:
-    """Returns ``lines`` as text above a table; for other formats it writes them as warnings and returns nothing."""
+    """Returns ``lines`` as text above a table; for other formats it writes them as warnings and returns ``""``."""
     if settings.format == "table":
         return "".join(escape(line) + "\n" for line in lines.values())
     for line in lines.values():

@@ -64,7 +64,7 @@ def aware(moment: datetime) -> datetime:
 
 
 def _shown(moment: datetime) -> str:
-    """Returns what stands behind a time of the zone: Z, or its offset such as +08:00."""
+    """Returns the suffix of a time: Z, or its offset such as +08:00."""
     offset = moment.utcoffset() or timedelta()
     if not offset and _is_utc():
         return "Z"
@@ -130,7 +130,7 @@ def _zone(name: str) -> tzinfo | None:
 
 
 def _local(variable: str) -> tzinfo | None:
-    """Returns the zone of this machine. The C library takes a TZ that does not exist for UTC, without a word."""
+    """Returns the zone of this machine. Raises UsageError for an unknown TZ, which the C library reads as UTC."""
     if not variable:
         return None if _SYSTEM.exists() else timezone.utc
     if (found := _named(variable.removeprefix(":"))) is not None:
@@ -141,18 +141,18 @@ def _local(variable: str) -> tzinfo | None:
 
 
 def _named(name: str) -> tzinfo | None:
-    # Takes some ms, which commands in UTC do not pay.
+    # The import takes some ms, which commands in UTC do not pay.
     from zoneinfo import ZoneInfo
 
     try:
         return ZoneInfo(name) if name else None
     except (KeyError, OSError, ValueError):
-        # Of a name that does not exist, is a folder, or leads out of the folder of zones.
+        # The name does not exist, is a folder, or leads out of the folder of zones.
         return None
 
 
 def _path() -> Path | None:
-    """Returns where the configuration is, whether it exists or not; None for a user without a home."""
+    """Returns the path of the configuration, which need not exist; None for a user without a home."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if base.startswith("/"):
         return Path(base, "probing", "client.toml")
@@ -166,7 +166,7 @@ def _defaults() -> dict[str, str]:
     try:
         settings = {} if file is None else _parsed(_read(file))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        # A home that this user may not enter is another's: as under `sudo -u`.
+        # Under `sudo -u` HOME may be another user's, which this one may not enter.
         return {}
     except OSError as e:
         raise ConfigError(f"cannot read {file}: {e.strerror}", hint="make it readable, or remove it") from None

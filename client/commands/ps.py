@@ -89,7 +89,7 @@ def run(settings: Settings, options: Options) -> None:
         if found is not None:
             rows = rows_of(answer.table)
             above = shown_pauses(settings, pause_lines(cluster)) + _verdicts(rows, found, width)
-            table = by_job(_FIELDS, rows, width, spare=_SPARE, nobody=_NOBODY)
+            table = by_job(_FIELDS, rows, width, spare=_SPARE, empty=_NOBODY)
             write_objects(settings, rows, above + table, rows)
         else:
             write_rows(settings, answer.table)

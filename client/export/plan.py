@@ -55,7 +55,7 @@ class Plan(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``begin`` (None: all there is) and ``end`` (exclusive) are UTC ns; no ``tables``: all stored ones."""
+    """``begin`` (None: the first row) and ``end`` (exclusive) are UTC ns; no ``tables``: all stored ones."""
 
     begin: int | None
     end: int
@@ -96,7 +96,7 @@ class Wanted:
         return f"SELECT DISTINCT {day} AS day FROM {sql_table(table.name)}{self._where(table, *self.span(table))}"
 
     def days(self, table: Found, answer: Reply | None) -> list[Day]:
-        """Returns the days of ``table`` from the answer to ``days_sql``; None: a table without days has one, now."""
+        """Returns the days of ``table`` by the answer to ``days_sql``; None: it has no ``ts``, and one day, today."""
         if answer is None:
             sql = f"SELECT * FROM {sql_table(table.name)}{self._where(table, None, None)}"
             return [Day(_date(self.end // DAY_NS), sql)]
@@ -136,7 +136,7 @@ def _date(day: int) -> str:
 
 
 def _table_names(text: str | None) -> tuple[str, ...]:
-    """The tables in ``A,B,C``."""
+    """Returns the names of tables in ``A,B,C``."""
     names = tuple(dict.fromkeys(part.strip().lower() for part in (text or "").split(",") if part.strip()))
     for name in names:
         if _NAME.fullmatch(name) is None:

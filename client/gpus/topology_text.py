@@ -52,7 +52,7 @@ def _pcie(node: Row, gpu: Row) -> Row | None:
 
 
 def _trained(link: Row) -> str:
-    """Formats a PCIe link: ``PCIe 5.0 x16``, or ``PCIe 4.0 x8 of 5.0 x16`` for one that is below its best."""
+    """Returns a PCIe link as ``PCIe 5.0 x16``, or ``PCIe 4.0 x8 of 5.0 x16`` where it is slower than it can be."""
     if not link.get("width"):
         return "PCIe ?"
     now, best = _speed(link["generation"], link["width"]), _speed(link["generation_max"], link["width_max"])
@@ -64,7 +64,7 @@ def _speed(generation: int | None, width: int | None) -> str:
 
 
 def _nics(node: Row) -> list[Row]:
-    """Returns one link to each NIC: what it says of the NIC is the same for each GPU."""
+    """Returns one link to each NIC; all links to a NIC say the same of it."""
     found: dict[str, Row] = {}
     for link in node["links"]:
         if link["kind"] == "nic":

@@ -1,7 +1,7 @@
 """Tables for people: aligned, one line for each row; only flexible columns are cut.
 
 rich.table would cost 20 to 50 ms of import (rich.cells: 3 to 9; `ps` may take 250) and 3.0 s for 1,000 rows of 10
-columns (here 0.06 s), measured on two cores in November 2026. It also cannot go on with rows that come later.
+columns (here 0.06 s), measured on two cores in November 2026. It also cannot add rows that come later.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column: the key of its value, how it is shown, and whether it may be cut to fit the terminal.
+    """A column: its title, the key of its values, the function that shows a value, and where texts stand.
 
-    ``wrap``: what does not fit goes on below, in lines broken between words. Only for the last column.
+    ``flex``: texts may be cut to fit the terminal. ``wrap``: they are broken into lines instead, for the last column.
     """
 
     title: str
@@ -45,7 +45,7 @@ _JOB = (Field("JOB", "job", flex=True), Field("RUN", "run", flex=True))
 
 
 def show_value(value: Any) -> str:
-    """Returns any value of a row as text on one line."""
+    """Returns a value of a row as text on one line."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -58,8 +58,8 @@ def show_value(value: Any) -> str:
 
 
 def ascii_only() -> bool:
-    """Whether the terminal shows ASCII alone: LANG=C, or an encoding other than UTF-8."""
-    # A full screen has put another object into the place of stdout.
+    """Returns whether the terminal shows ASCII alone: LANG=C, or an encoding other than UTF-8."""
+    # A full screen replaces stdout by another object.
     stream = sys.stdout if hasattr(sys.stdout, "encoding") else sys.__stdout__
     if (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8":
         return True
@@ -74,7 +74,7 @@ def cut_mark() -> str:
 
 
 def terminal_width() -> int | None:
-    """Returns the columns of the terminal on stdout; None where stdout is no terminal and nothing is cut."""
+    """Returns the width of the terminal on stdout; None where stdout is no terminal, so that nothing is cut."""
     if not sys.stdout.isatty():
         return None
     import shutil
@@ -83,7 +83,7 @@ def terminal_width() -> int | None:
 
 
 def render(fields: Sequence[Field], rows: Sequence[Record], width: int | None, *, bold: bool = False) -> str:
-    """Returns a line of titles and a line for each row, cut at ``width``; None: as wide as the values."""
+    """Returns a line of titles and a line for each row, cut at ``width``; None: lines are as wide as the values."""
     grid = Grid(fields, rows, width, edge=width)
     return grid.head(bold=bold) + grid.lines(rows)
 
@@ -94,16 +94,16 @@ def by_job(
     width: int | None,
     *,
     spare: Sequence[str] = (),
-    nobody: str = "(none)\n",
+    empty: str = "(none)\n",
 ) -> str:
-    """Returns ``rows``, which have ``job`` and ``run``, as tables; ``fields`` are the other columns, with ``node``.
+    """Returns one table of all ``rows`` where it fits ``width`` cells (None: it does), else one for each job.
 
-    Columns with the keys ``spare`` are left out where the table does not fit ``width`` cells; None: any width.
-    ``nobody`` is the text for no rows.
+    ``fields`` are the columns, with ``node``, but for ``job`` and ``run``. The tables of jobs lack the columns with the
+    keys ``spare``. ``empty`` is the text for no rows.
     """
     bold = width is not None
     if not rows:
-        return nobody
+        return empty
     place = [field.key for field in fields].index("node") + 1
     every = (*fields[:place], *_JOB, *fields[place:])
     if width is None or Grid(every, rows, width).width <= width:
@@ -120,9 +120,9 @@ def _head(job: str | None, run: str | None) -> str:
 
 
 class Grid:
-    """Columns as wide as the rows ``first`` need, flexible ones cut so that all fit ``width``.
+    """Columns as wide as the rows ``first`` need; flexible columns are cut so that a line fits ``width``.
 
-    A line that is still too wide is cut at ``edge``.
+    A line that is wider nevertheless is cut at ``edge``.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Grid:
         return "".join(self._cut(line) + "\n" for line in lines)
 
     def _broken(self, row: Record) -> Iterator[list[str]]:
-        """Yields the cells of a row, and further lines of its last one where that is wrapped."""
+        """Yields the cells of a row; where its last cell is wrapped, also those of the lines below."""
         cells = self._cells(row)
         if not (self._fields and self._fields[-1].wrap and cell_len(cells[-1]) > self._widths[-1]):
             yield cells
@@ -197,5 +197,5 @@ def _shortened(text: str, width: int) -> str:
 
 
 def wrapped(line: str, width: int | None) -> list[str]:
-    """Breaks ``line`` at ``width`` characters, further lines indented; None: one line."""
+    """Returns ``line`` broken at ``width`` characters, its further lines indented; None: one line."""
     return [line] if width is None else textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Writers of rows in each format, batch by batch, so that memory is bounded by a batch."""
+"""Writers of rows in each format, batch by batch: memory is bounded by one batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Writer(Protocol):
 
 
 def writer_of(kind: str, sink: IO[bytes], schema: pa.Schema, *, width: int | None = None, terminal: bool) -> Writer:
-    """Returns the writer of a format. ``width`` (of the screen) and ``terminal`` matter for text alone."""
+    """Returns the writer of the format ``kind``. ``width`` (of the screen) and ``terminal`` matter for text alone."""
     if kind == "parquet":
         return _Parquet(sink, schema)
     if kind == "arrow":
@@ -51,7 +51,7 @@ def writer_of(kind: str, sink: IO[bytes], schema: pa.Schema, *, width: int | Non
 
 
 def fields_of(schema: pa.Schema, *, flex: bool = False) -> list[Field]:
-    """Returns a field for each column. ``flex``: text may be cut to fit the screen."""
+    """Returns a field for each column of ``schema``. ``flex``: text may be cut to fit the screen."""
     import pyarrow as pa
 
     shown = ((pa.types.is_timestamp, moment), (pa.types.is_interval, _length), (pa.types.is_duration, _length))
@@ -86,7 +86,7 @@ def _slices(batch: pa.RecordBatch) -> list[pa.Table]:
 
 
 class TableWriter:
-    """Aligned columns for people."""
+    """A table of aligned columns."""
 
     def __init__(self, sink: IO[bytes], fields: Sequence[Field], width: int | None) -> None:
         self._sink = sink
@@ -122,7 +122,7 @@ class TableWriter:
 
 
 class CsvWriter:
-    """CSV with a line of names; ``terminal``: text is escaped."""
+    """CSV below a line of names; for a terminal text is escaped."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema, *, terminal: bool = False) -> None:
         self._sink = sink
@@ -136,7 +136,7 @@ class CsvWriter:
             self._sink.write(encoded(_csv_lines(zip(*columns, strict=True))))
 
     def _begin(self) -> None:
-        # With the first rows: until then the terminal shows the progress.
+        # The line of names comes with the first rows: until then the terminal shows the progress.
         if self._names is not None:
             self._sink.write(encoded(csv_text(self._names, [], terminal=self._terminal)))
             self._names = None
@@ -187,7 +187,7 @@ class _Json:
     def write(self, batch: pa.RecordBatch) -> None:
         for table in _slices(batch):
             text = json.dumps(rows_of(table), ensure_ascii=False, indent=2)
-            # Without the brackets of this one list.
+            # The brackets of each batch's list are left out.
             self._sink.write((b",\n" if self._some else b"[\n") + encoded(escape_json(text[2:-2])))
             self._some = True
 

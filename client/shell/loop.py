@@ -58,7 +58,7 @@ def run(settings: Settings, params: dict[str, object]) -> None:
 
 @dataclass
 class Shell:
-    """Carries out inputs, with the settings that earlier commands made."""
+    """Carries out inputs under the settings that earlier commands have changed."""
 
     settings: Settings
     params: dict[str, object] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Shell:
     def take(self, text: str) -> None:
         """Carries out statements, and a command on the last line. Errors are shown; Ctrl-C ends the query.
 
-        ``unfinished`` becomes the SQL before the command that has no semicolon yet.
+        SQL before the command that has no semicolon yet is kept as ``unfinished``.
         """
         before, command = command_in(text) or (text, "")
         whole, rest = statements(before)

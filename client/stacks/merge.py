@@ -33,7 +33,7 @@ Member = tuple[int | None, int, int, str]
 
 
 class _Merged:
-    """Members, and the children that they are divided among."""
+    """Members, and the children among which they are divided."""
 
     __slots__ = ()
     members: list[Member]
@@ -50,7 +50,7 @@ class _Merged:
 
     @property
     def ends(self) -> list[Member]:
-        """Threads that are in no child: this is their innermost frame, or they have none."""
+        """Members in no child: this frame is their innermost one, or they have no frame."""
         return _without(self.members, self.children)
 
 
@@ -85,7 +85,7 @@ class Group(_Merged):
 
 
 def merge(threads: Iterable[Thread], *, every_thread: bool = False) -> list[Group]:
-    """Returns the groups of ``threads``, by job; those that train alone unless ``every_thread``.
+    """Returns the groups of ``threads`` by job; only threads that train, unless ``every_thread``.
 
     Threads that train come first, then the others by name. Siblings: fewest members first; incomplete stacks last.
     """
@@ -124,7 +124,7 @@ def _add(group: Group, known: dict[Any, Any], thread: Thread) -> None:
 
 
 def _path(frames: Sequence[Frame]) -> list[tuple[Any, Frame]]:
-    """Returns the frames outermost first, each behind the key by which it is compared."""
+    """Returns pairs of key and frame, outermost first; frames with equal keys are merged."""
     path: list[tuple[Any, Frame]] = [
         ((f["func"], f["file"], f["lineno"], f["frame_type"]), f) for f in reversed(frames)
     ]

@@ -14,7 +14,7 @@ from probing.client.render.table import ascii_only, cut_mark
 __all__ = ("Line", "Span", "brief_age", "brief_size", "fitted", "number", "rate", "spark", "text_of")
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# As high in the cell as a letter allows.
+# By their height in the cell.
 _LETTERS = "_.-=+*%#"
 
 
@@ -35,7 +35,7 @@ def text_of(line: Line) -> str:
 
 
 def fitted(text: str, width: int, *, right: bool = False) -> str:
-    """Returns ``text`` with escaped controls, exactly ``width`` cells wide: padded, or cut with a mark."""
+    """Returns ``text`` escaped and exactly ``width`` cells wide: padded, or cut with a mark."""
     text = escape(text)
     length = cell_len(text)
     if length > width:
@@ -66,10 +66,9 @@ def rate(value: float | None) -> str:
 
 
 def spark(values: Sequence[float | None], width: int, most: float | None = None) -> str:
-    """Returns the last ``width`` of ``values`` as bars, right-aligned; a value that is not known leaves a gap.
+    """Returns the last ``width`` of ``values`` as bars, right-aligned; an unknown value leaves a gap.
 
-    ``most`` is the least value of a full bar, and no bar stands for 0; without it the range of the shown values is the
-    range of the bars.
+    Bars reach from 0 to ``most``; without ``most`` from the least to the greatest value shown.
     """
     shown = list(values)[-width:] if width > 0 else []
     known = [value for value in shown if value is not None and math.isfinite(value)]

@@ -27,7 +27,7 @@ _MAX_ALIAS_DEPTH = 16
 
 @dataclass
 class _Groups:
-    """Names for the group keys ``k0...`` and for the aggregates ``a0...``, each expression once."""
+    """Names of the group keys ``k0...`` and the aggregates ``a0...``; equal expressions have one name."""
 
     keys: list[exp.Expr] = field(default_factory=list)
     calls: list[exp.Expr] = field(default_factory=list)
@@ -58,10 +58,10 @@ class _Names:
         self._aliases = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
 
     def resolve(self, node: exp.Expr, depth: int = 0, *, having: bool = False) -> exp.Expr:
-        """Returns ``node`` over columns only, without qualifiers.
+        """Returns ``node`` with aliases replaced and columns without qualifiers.
 
-        DuckDB takes a column before an alias of the same name; only in HAVING it may turn to the alias, so there such
-        a name raises Unsplittable.
+        DuckDB prefers a column to an alias of the same name, but not always in HAVING: there such a name raises
+        Unsplittable.
         """
         if depth > _MAX_ALIAS_DEPTH:
             raise Unsplittable("names that stand for each other")

@@ -1,4 +1,4 @@
-"""Empty tables in DuckDB, which bind and type a query before any node is asked."""
+"""Empty tables in DuckDB, over which a query is bound and typed before any node is asked."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def open_database(
     config: dict[str, str | bool | int | float | list[str]] = {}
     config |= {k: v for k, v in _LOCKED.items() if k != "TimeZone"}
     config |= {"memory_limit": memory_limit, "threads": str(threads)}
-    # Left out, the directory is .tmp where the process was started.
+    # Without it DuckDB uses .tmp in the directory where the process was started.
     config |= {"temp_directory": spill}
     connection = duckdb.connect(":memory:", config=config)
     if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'").fetchone():
@@ -75,7 +75,7 @@ def same_types(one: Columns, other: Columns) -> bool:
 
 
 class Catalog:
-    """Empty copies of tables, which bind queries and have no rows. Hold ``lock`` over several calls."""
+    """Empty copies of tables, over which queries are bound. Hold ``lock`` over several calls."""
 
     def __init__(self, schemas: Mapping[str, pa.Schema]) -> None:
         """``schemas``: the tables as queries at a node see them, by ``schema.table``."""
@@ -134,7 +134,7 @@ class Catalog:
         return tuple((str(row[0]), str(row[1])) for row in rows)
 
     def describe_part(self, sql: str) -> Columns:
-        """As ``describe``, of what a node answers: a state of an aggregate is sent as a struct."""
+        """As ``describe``, for the answer of a node to ``sql``, in which a state of an aggregate is a struct."""
         if not has_states(root := parse(sql)):
             return self.describe(sql)
         try:

@@ -33,7 +33,7 @@ _CALL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)\(")
 
 
 class Unsplittable(QueryError):
-    """This way of splitting is not sound for the query; the planner takes the next one."""
+    """A way of splitting is not sound for the query; the planner tries the next way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Draft:
 
 
 def plain_select(root: exp.Query) -> exp.Select:
-    """Returns ``root`` if it is one SELECT from one table, without subqueries or rare clauses. Raises Unsplittable."""
+    """Returns ``root``; raises Unsplittable unless it is a SELECT from one table without subqueries or rare clauses."""
     if not isinstance(root, exp.Select):
         raise Unsplittable("it is no single SELECT")
     if any(value for name, value in root.args.items() if name not in _KNOWN):
@@ -78,7 +78,7 @@ def plain_select(root: exp.Query) -> exp.Select:
 
 
 def limit_rows(select: exp.Select) -> int | None:
-    """Returns how many first rows of each node can matter; None for all."""
+    """Returns the number of first rows of each node that can matter; None for all rows."""
     limit, offset = select.args.get("limit"), select.args.get("offset")
     if limit is None:
         return None

@@ -77,9 +77,9 @@ def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[s
 
 
 def each_node(sql: str, now_ns: int, catalog: Catalog | None = None) -> Plan:
-    """A plan whose rows are those of ``sql`` at each node by itself, one node's after the other's.
+    """Returns a plan whose rows are the answers of the nodes to ``sql``, one after the other.
 
-    For SELECTs in which no row of one node meets a row of another, and which name no views. Raises as ``plan``.
+    For a SELECT that joins or groups no rows of different nodes and names no views. Raises as ``plan``.
     """
     chosen = catalog if catalog is not None else api_catalog()
     root = fix_times(parse(sql), now_ns)
@@ -125,7 +125,7 @@ def _split(root: exp.Query, catalog: Catalog, *, states: bool = True) -> Plan:
         except Unsplittable as e:
             why = e.message
         except QueryError:
-            # A part that DuckDB does not bind was split wrongly: the next way is tried.
+            # DuckDB does not bind a part that was split wrongly: the next way is tried.
             why = "its parts do not bind"
         else:
             sends_states = any(has_states(parse(part.sql)) for part in found.parts)
@@ -143,7 +143,7 @@ def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Pla
 
 
 def _spell_star(select: exp.Select, columns: Columns) -> None:
-    """Replaces the star of ``select`` by names: on a node of another version it has other columns."""
+    """Replaces ``*`` in ``select`` by names of columns: on a node of another version a table has other columns."""
     items = select.expressions
     stars = [i for i, item in enumerate(items) if isinstance(_unqualified(item), exp.Star)]
     if len(stars) != 1 or any(v for k, v in _unqualified(items[stars[0]]).args.items() if not k.startswith("except")):
@@ -187,7 +187,7 @@ def _rows(_catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
 
 
 def _ship_parts(root: exp.Query, catalog: Catalog) -> tuple[Part, ...]:
-    """Returns one part for each stored table of ``root``, under the table's own name."""
+    """Returns a part for each stored table of ``root``, which has the name of the table."""
     places: dict[str, list[exp.Table]] = {}
     narrowed = root.copy()
     narrow_all(narrowed, lambda name: [column for column, _ in catalog.columns.get(name, ())])

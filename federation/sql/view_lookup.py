@@ -82,7 +82,7 @@ def named_view(table: exp.Table, views: Mapping[str, View], columns: NamesOf) ->
 
 
 def is_local(view: View, views: Mapping[str, View]) -> bool:
-    """Whether ``view`` over all nodes' tables has the rows of ``view`` over each node's tables."""
+    """Returns whether the rows of ``view`` over all nodes are the rows of ``view`` at each node."""
     if view.local or view.columns or view.problem:
         return view.local
     tree = tree_of(view.sql)
@@ -121,7 +121,7 @@ def _shown(view: View, columns: NamesOf) -> Collection[str]:
 
 
 def _only_source(tree: exp.Query) -> exp.Table | None:
-    """Returns the one table that ``tree`` reads, if it is a SELECT with at most one row for each row of it."""
+    """Returns the only table that ``tree`` reads, if it is a SELECT with at most one row for each row of the table."""
     if not isinstance(tree, exp.Select) or any(tree.args.get(key) for key in ("joins", "order", "with_", *REDUCING)):
         return None
     source = tree.args["from_"].this if tree.args.get("from_") else None
@@ -132,7 +132,7 @@ def _only_source(tree: exp.Query) -> exp.Table | None:
 
 
 def _tagged(name: str, names: Collection[str], local: bool) -> View:
-    # The table `name` with columns for the origin of its rows.
+    # The table, with columns that say where each row comes from.
     has = {column.lower() for column in names}
     process = has.issuperset(_SAME_PROCESS)
 
@@ -166,7 +166,7 @@ def require_columns(root: exp.Query, columns: NamesOf) -> None:
     A name that anything in the query could mean is left to the database.
     """
     known: set[str] = set(_SERIES)
-    # Of each qualifier the columns; None where they are not known.
+    # Columns by qualifier; None where they are not known.
     sources: dict[str, set[str] | None] = {}
     for table in root.find_all(exp.Table):
         own = {name.lower() for name in columns(table_name(table))} if table.db else set()

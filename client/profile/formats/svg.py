@@ -22,7 +22,7 @@ _MARGIN = 12
 _TOP = 92
 _ROW = 18
 _CHARACTER = 6.7
-# Hue, its spread, saturation and lightness in per cent.
+# Hue, spread of the hue, saturation and lightness in per cent.
 _PALETTE = {
     "own code": (14, 9, 88, 68),
     "packages": (41, 7, 88, 66),
@@ -43,7 +43,7 @@ def flame_graph(profile: Profile, subtitle: str) -> str:
 def flame_graph_difference(base: Profile, chosen: Profile, subtitle: str, rival: str = "before") -> str:
     """Returns an SVG whose widths are the mean of both shares; red frames have a larger share in ``chosen``.
 
-    ``rival``: what ``base`` is, as ``rank 0``.
+    ``rival`` names ``base``, as ``rank 0``.
     """
     short = short_files([base, chosen])
     drawn = [
