@@ -12,7 +12,6 @@ from typer.core import TyperOption
 from typer.main import get_command
 
 from probing.api.errors import UsageError
-from probing.client.defaults import zone_of
 from probing.client.lazy import Entry, LazyGroup, taking
 from probing.client.settings import (
     DEFAULT_TARGET,
@@ -26,6 +25,7 @@ from probing.client.settings import (
 )
 from probing.client.times import seconds
 from probing.client.zone import use as use_zone
+from probing.client.zone import zone_of
 
 __all__ = ("GlobalOptions", "Program", "program")
 
@@ -76,7 +76,7 @@ RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are 
 # Commands whose files have formats of their own.
 _OWN_FILES = ("profile", "flamegraph", "export", "bugreport")
 _EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
-# As wide as the terminal, up to what reads well.
+# Help is as wide as the terminal, up to a width that reads well.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -140,9 +140,9 @@ class GlobalOptions:
     ] = False
 
     def settings(self) -> Settings:
-        """Raises UsageError for an unknown format, an empty list of nodes, a wrong length of time or time zone.
+        """Returns the settings of the command, and shows times in their zone from now on.
 
-        From then on times are those of the zone.
+        Raises UsageError for an unknown format, an empty list of nodes, a wrong length of time or time zone.
         """
         use_zone(zone_of(self.tz))
         if self.output_format is not None and self.output_format not in FORMATS:
@@ -185,7 +185,7 @@ class Program(LazyGroup):
         waiting = iter(arguments)
         for argument in waiting:
             name, equals, _ = argument.partition("=")
-            # The value may be in one piece with the name: --format=json, -fjson.
+            # Name and value may be one word: --format=json, -fjson.
             short = not argument.startswith("--") and argument[:2] in valued
             if argument == "--":
                 rest += [argument, *waiting]

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from probing.api.errors import UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client.render.text import plural, size, utc, when
+from probing.api.text import plural, size, utc
+from probing.client.zone import when
 
 __all__ = ("amount", "require_no_deletion")
 
 
 def amount(rows: int, size_bytes: int, segments: int) -> str:
-    """Returns ``1,234 rows (5.6 MB in 7 segments)``."""
+    """Returns ``1,234 rows (5.6 MiB in 7 segments)``."""
     return f"{plural(rows, 'row')} ({size(size_bytes)} in {plural(segments, 'segment')})"
 
 

@@ -13,7 +13,7 @@ from probing.api.errors import UsageError
 
 __all__ = ("DEFAULT_PORT", "discovered", "hostnames")
 
-# What the examples of docs/config.md listen on.
+# The port in the examples of docs/config.md.
 DEFAULT_PORT = 7077
 MAX_NODES = 65_536
 _SCONTROL_S = 10.0
@@ -46,7 +46,7 @@ def hostnames(text: str) -> tuple[str, ...]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yields what commas outside brackets separate."""
+    """Yields the parts of ``text`` between commas outside of brackets."""
     depth, begun = 0, 0
     for i, char in enumerate(f"{text},"):
         depth += (char == "[") - (char == "]")
@@ -59,7 +59,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _expanded(text: str, part: str) -> Iterator[str]:
-    """Yields the names of one part; each bracket is a dimension."""
+    """Yields the names that ``part`` stands for: all combinations of the numbers in its brackets."""
     pieces = list(_PIECE.finditer(part))
     if "".join(piece[0] for piece in pieces) != part:
         raise _unreadable(text)
@@ -73,7 +73,7 @@ def _expanded(text: str, part: str) -> Iterator[str]:
 
 
 def _numbers(text: str, ranges: str) -> list[str]:
-    """Returns the numbers of ``1-3,07``, as wide as they are written."""
+    """Returns the numbers of ``1-3,07`` as texts, with their leading zeros."""
     found: list[str] = []
     for one in ranges.split(","):
         match = _RANGE.fullmatch(one.strip())
@@ -100,7 +100,7 @@ def _slurm() -> tuple[str, ...]:
 
 
 def _scontrol(text: str) -> tuple[str, ...]:
-    """Returns what Slurm itself makes of ``text``; nothing where it does not answer."""
+    """Returns the host names of ``text`` by ``scontrol``; none where it does not answer."""
     program = shutil.which("scontrol")
     if program is None or text.startswith("-"):
         return ()

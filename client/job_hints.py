@@ -1,4 +1,4 @@
-"""Says why a query of a job has no rows: in SQL ``job = '29505'`` is the whole name, unlike in ``--job 29505``."""
+"""Hints for a query of a job without rows: in SQL ``job = '29505'`` is the whole name, unlike in ``--job 29505``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import NotFound, ProbingError, UsageError
-from probing.client.jobs import job_named, sql_text
+from probing.api.text import sql_text
+from probing.client.jobs import job_named
 from probing.client.session import hint
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _MOST = 3
 
 
 class Emptiness:
-    """Passes batches on. ``empty``: they had no row, or one in which all is 0 or NULL, as of ``count(*)``."""
+    """Passes batches on. ``empty``: they had no row, or one of 0 and NULL alone, as ``count(*)`` gives."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -47,13 +48,13 @@ def _is_nothing(column: pa.Array[Any]) -> bool:
 
 
 def hint_at_jobs(cluster: Cluster, sql: str, params: Mapping[str, Any]) -> None:
-    """Writes a hint for each job that ``sql`` names and no node has. Call it where the answer was empty."""
+    """Writes a hint for each job that ``sql`` names and no node has; call it after an empty answer."""
     try:
         for name in _names(sql, params)[:_MOST]:
             if text := _meant(cluster, name):
                 hint(text)
     except ProbingError:
-        # The answer was given; it is only not explained.
+        # The answer itself has been given.
         return
 
 

@@ -5,29 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import NotFound, UsageError
-from probing.api.jobs import names_owner
+from probing.api.text import names_owner, sql_text
 from probing.client.absence import partial
 from probing.client.render.rows import rows_of
-from probing.client.render.text import when
+from probing.client.zone import when
 
 if TYPE_CHECKING:
     from probing.client.queries import Queries
 
-__all__ = ("ended_error", "has_ended", "job_named", "require_live", "silent_nodes", "sql_text")
+__all__ = ("ended_error", "has_ended", "job_named", "require_live", "silent_nodes")
 
 _MaybeText = TypeVar("_MaybeText", str, str | None)
-# Jobs that run now, then jobs that ever ran here, or of which only findings are left.
+# Tables of jobs in the order of the search: those that run, those that ran, those of which only findings are left.
 _JOB_TABLES = ("process.processes", "process.events", "comm.communicators", "diagnosis.findings")
 _MOST_CANDIDATES = 8
 _STATE = {
     "live": "SELECT count(*) AS processes FROM process.processes WHERE state <> 'exited' AND job = {job}",
     "ended": "SELECT max(ts) AS ended FROM process.events WHERE event = 'exit' AND job = {job}",
 }
-
-
-def sql_text(value: str) -> str:
-    """Returns ``value`` as an SQL literal."""
-    return "'" + value.replace("'", "''") + "'"
 
 
 def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
@@ -47,7 +42,7 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
         jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
         if text in jobs:
             return text
-        # Another user's job of a name is not meant by the name alone.
+        # The name alone does not mean another user's job of that name.
         jobs = [job for job in jobs if not names_owner(job)] or jobs
         if len(jobs) == 1:
             return jobs[0]
@@ -65,7 +60,7 @@ def _is_pid(text: str) -> bool:
 
 
 def silent_nodes(cluster: Queries, asked: int = 0, *, besides: tuple[type[Exception], ...] = ()) -> dict[str, str]:
-    """Returns why nodes did not answer, by node: of the outcomes from number ``asked`` on, and of failed nodes.
+    """Returns the reason for each node that did not answer: in the outcomes from number ``asked`` on, or at all.
 
     ``besides``: errors that count as answers.
     """
@@ -74,7 +69,7 @@ def silent_nodes(cluster: Queries, asked: int = 0, *, besides: tuple[type[Except
 
 
 def ended_error(job: str, ended: str | None) -> NotFound:
-    """Returns the error of a command that asks living processes, for a job that ``ended`` (UTC text; None: unknown)."""
+    """Returns the error of a command that needs living processes; ``ended``: when it ended, UTC (None: unknown)."""
     hint = f"`probingctl ps --ended --job {job}` shows how, `probingctl diagnose --job {job}` what was found until then"
     return NotFound(f"job {job} ended at {when(ended)}" if ended else f"job {job} has ended", hint=hint)
 

@@ -53,7 +53,7 @@ class LazyGroup(TyperGroup):
 
 
 def taking(options: type[Any], function: Callable[[typer.Context, Any], None]) -> Callable[..., None]:
-    """Returns a typer callback that has the fields of ``options`` as parameters and gives ``function`` an instance."""
+    """Returns a callback of typer that has the fields of ``options`` as parameters and calls ``function`` with them."""
 
     def callback(context: typer.Context, **values: Any) -> None:
         function(context, options(**values))
@@ -95,5 +95,5 @@ def _callback(module: ModuleType, run: Callable[..., None]) -> Callable[..., Non
 
 def _epilog(module: ModuleType) -> str | None:
     examples = getattr(module, "EXAMPLES", ())
-    # \b keeps lines as they are.
+    # For click, \b keeps the line breaks of a paragraph.
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples), "", _GLOBAL]) if examples else None

@@ -21,7 +21,7 @@ _NO_READER = 141
 def main(arguments: list[str] | None = None) -> int:
     """Runs ``probingctl`` and returns its exit code; docs/cli.md lists them.
 
-    Without ``arguments`` it runs those of the process, which then ends here, within a second of Ctrl-C.
+    Without ``arguments`` it takes the arguments of the process and ends the process, within a second of Ctrl-C.
     """
     if arguments is None:
         code = interrupt.CODE
@@ -38,7 +38,7 @@ def _prepare() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     interrupt.watch()
-    # Commands that need numpy allow it.
+    # Commands that need numpy call allow_numpy.
     hide_numpy()
 
 
@@ -108,7 +108,7 @@ def _nearest(option: str, context: Any) -> str:
 
 
 def _fail(error: ProbingError) -> int:
-    from probing.client.render.text import escape
+    from probing.api.text import escape
 
     if (code := interrupt.code_if_pressed()) is not None:
         return code

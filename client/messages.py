@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from probing.client.render.text import utc
+from probing.api.text import utc
 
 if TYPE_CHECKING:
     from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -86,7 +86,7 @@ class Value(Variable):
 class Setting(TypedDict):
     """``job`` or ``pid``: the setting holds for these alone. ``until``: when it ends, ISO 8601.
 
-    ``deletes_from``: when a new limit begins to delete, ISO 8601; None: nothing waits. The numbers are as of now.
+    ``deletes_from``: when a new limit begins to delete, ISO 8601; None: no deletion waits. Its numbers are as of now.
     """
 
     node: str

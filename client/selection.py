@@ -75,7 +75,7 @@ def _meets(peer: pb.Peer, where: Sequence[tuple[str, str]]) -> bool:
 
 
 def _error(peer: pb.Peer) -> PeerError:
-    from probing.client.render.text import utc
+    from probing.api.text import utc
 
     since = f" since {utc(peer.since_ns)}" if peer.since_ns else ""
     return PeerError(f"failed{since}, as the target knows", hint="ask it with --nodes if it is back")

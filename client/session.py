@@ -1,31 +1,41 @@
-"""The connection of a command to its nodes: which ones failed, the report, warnings."""
+"""The connection of a command to its nodes: which ones failed or are paused, the report, warnings."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from probing.api.errors import NotFound
+from probing.api.errors import NotFound, error_from
+from probing.api.text import escape, time_text
 from probing.client.absence import silent_of_command, unless_partial
-from probing.client.jobs import job_named, require_live, silent_nodes, sql_text
-from probing.client.render.text import escape
+from probing.client.jobs import job_named, require_live, silent_nodes
 from probing.client.settings import Settings
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
+    from probing.client.messages import Failure
     from probing.federation.execution.answer import AnsweredReport, Gathered, OutcomeReport
 
-__all__ = ("hint", "job_named", "opened", "require_live", "sql_text", "warn")
+__all__ = (
+    "hint",
+    "job_named",
+    "opened",
+    "pause_lines",
+    "report_failures",
+    "require_live",
+    "shown_pauses",
+    "warn",
+)
 
-# Clocks further apart are worth a line: one of them is not set.
+# A clock that is further off is not set, and worth a line.
 _CLOCK_NS = 1_000_000_000
 
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Cluster]:
-    """The cluster that ``settings`` name. The report is written whether the command succeeds or fails."""
+    """Opens the cluster that ``settings`` name. The report is written whether the command succeeds or fails."""
     # Imports gRPC, which --help does without.
     from probing.client.cluster import Cluster
     from probing.client.wire.credentials import Tls
@@ -40,7 +50,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
         tls=Tls(*settings.tls) if settings.tls is not None else None,
         timeout=settings.timeout,
     )
-    # That something is not there is an answer.
+    # NotFound is an answer too.
     silent_of_command(lambda: silent_nodes(cluster, besides=(NotFound,)))
     with cluster:
         try:
@@ -66,13 +76,13 @@ def opened(settings: Settings) -> Iterator[Cluster]:
 
 
 def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:
-    """Returns one report for all questions of a command; a node that failed any of them has failed."""
+    """Returns one report for all questions of a command; a node that failed one question has failed."""
     reports = [outcome.report() for outcome in outcomes]
     failed = {entry["address"]: entry for report in reports for entry in report["failed"]}
     answered: dict[str, AnsweredReport] = {}
     for report in reports:
         for entry in report["answered"]:
-            # Calls that measure no clock keep what others measured.
+            # A call that measures no clock keeps the offset that another one measured.
             answered[entry["address"]] = {**answered.get(entry["address"], entry), **entry}
     detours = [entry for report in reports for entry in report.get("detours", ())]
     merged: OutcomeReport = {
@@ -86,7 +96,7 @@ def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:
 
 
 def _ahead(ahead_ns: int) -> str:
-    return f"{abs(ahead_ns) / 1e9:.1f} s {'ahead' if ahead_ns > 0 else 'behind'}"
+    return f"{time_text(abs(ahead_ns))} {'ahead' if ahead_ns > 0 else 'behind'}"
 
 
 def warn(message: str) -> None:
@@ -94,5 +104,37 @@ def warn(message: str) -> None:
 
 
 def hint(message: str) -> None:
-    """Writes what to do next to stderr, beside an answer on stdout."""
+    """Writes to stderr what to do next, beside an answer on stdout."""
     sys.stderr.write(f"hint: {escape(message)}\n")
+
+
+def report_failures(failures: Sequence[Failure], *, all_failed: bool) -> None:
+    """Warns of each process that could not be read; with ``all_failed`` raises the first failure instead."""
+    if failures and all_failed:
+        first = failures[0]
+        raise error_from(first["kind"], _failure_text(first), first["hint"])
+    for failure in failures:
+        warn(_failure_text(failure))
+
+
+def _failure_text(failure: Failure) -> str:
+    rank = "" if failure["rank"] is None else f" (rank {failure['rank']})"
+    return f"pid {failure['pid']}{rank} on {failure['node']}: {failure['reason']}"
+
+
+def pause_lines(cluster: Cluster) -> dict[str, str]:
+    """Returns a line for each node whose probes are paused, by node."""
+    return {
+        reply.node: f"PAUSED on {reply.node}{reply.reason.removeprefix('paused')}: nothing newer is seen"
+        for _, reply in cluster.status()
+        if reply.state == "paused"
+    }
+
+
+def shown_pauses(settings: Settings, lines: Mapping[str, str]) -> str:
+    """Returns ``lines`` as text above a table; for other formats it writes them as warnings and returns ``""``."""
+    if settings.format == "table":
+        return "".join(escape(line) + "\n" for line in lines.values())
+    for line in lines.values():
+        warn(line)
+    return ""

@@ -66,7 +66,7 @@ class Settings:
 
 
 def format_of(output: Path | None) -> str:
-    """Returns the format for the name of the file, -o or that of stdout: CSV for ``x.csv``, a table for unknown ones.
+    """Returns the format by the suffix of the output file, -o or stdout: CSV for ``x.csv``, a table for unknown ones.
 
     A file that is appended to (``>> x.json``) gets JSON lines, so that its earlier content stays readable.
     """
@@ -78,7 +78,7 @@ def format_of(output: Path | None) -> str:
 
 
 def check_suffix(output: Path | None, more: Sequence[str] = ()) -> None:
-    """Raises UsageError where the file's name ends in a suffix that is no format, none of a table and none of ``more``.
+    """Raises UsageError for a file whose suffix is no format, none of a table and none of ``more``.
 
     A file without suffix, such as a pipe or a device, gets a table.
     """

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from probing.api.errors import NotFound
+from probing.api.text import sql_text
 from probing.client.render.output import write_rows
 from probing.client.render.table import Field
-from probing.client.session import sql_text
 from probing.client.settings import Settings
 
 if TYPE_CHECKING:

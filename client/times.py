@@ -10,8 +10,9 @@ from datetime import time as clock_time
 from typing import NamedTuple
 
 from probing.api.errors import UsageError
+from probing.api.text import age, utc
 from probing.client import zone
-from probing.client.render.text import age, utc, when
+from probing.client.zone import when
 
 __all__ = ("Bound", "Interval", "bound", "interval", "seconds")
 
@@ -27,7 +28,7 @@ _INSTANT = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _SECOND_NS = 1_000_000_000
-# A time of day that is further ahead than this is one of yesterday; clocks of nodes may be ahead a little.
+# A time of day that is further ahead than this belongs to yesterday; clocks of nodes may be ahead a little.
 _AHEAD_S = 60
 _EXAMPLES = "for example 5m, 1h30m, 13:05:12Z or 2026-11-21T08:19:20Z"
 
@@ -52,7 +53,7 @@ class Bound(NamedTuple):
         return Bound(self.ago_s + length_s)
 
     def ns(self, now_ns: int) -> int:
-        """Returns the bound in UTC ns, where it is ``now_ns``."""
+        """Returns the bound in UTC ns, if the present is ``now_ns``."""
         return self.at_ns if self.at_ns is not None else now_ns - round(self.ago_s * _SECOND_NS)
 
     def text(self) -> str:
@@ -70,7 +71,7 @@ class Interval:
 
     @property
     def open(self) -> bool:
-        """Whether it reaches to the present, so that what is so now belongs to it."""
+        """Whether the interval reaches to the present, so that the present state belongs to it."""
         return self.end is None
 
     def sql(self, column: str = "ts") -> str:
@@ -80,18 +81,18 @@ class Interval:
         return " AND ".join(parts)
 
     def text(self) -> str:
-        """Returns such as ``in the last 5m00s``, ``since 13:05:12Z`` or ``from 2h00m ago until 1h00m ago``."""
+        """Returns the interval as ``in the last 5m00s``, ``since 13:05:12Z`` or ``from 2h00m ago until 1h00m ago``."""
         if self.end is not None:
             return f"from {self.begin.text()} until {self.end.text()}"
         return f"since {self.begin.text()}" if self.begin.at_ns is not None else f"in the last {self.length()}"
 
     def length(self) -> str:
-        """Returns the length up to now as text, for a begin that is a length."""
+        """Returns the length of an interval that begins a length before now, as text."""
         return age(self.begin.ago_s * 1e9)
 
 
 def seconds(text: str) -> float:
-    """Returns ``500ms``, ``5``, ``30s``, ``5m``, ``2h``, ``1d``, or as printed ``5m07s`` or ``39 s``, in seconds."""
+    """Returns a length of time in seconds, typed as ``500ms``, ``5``, ``2h``, or printed as ``5m07s``, ``39 s``."""
     body = text.strip()
     if _BARE.fullmatch(body):
         length = float(body)
@@ -107,8 +108,7 @@ def seconds(text: str) -> float:
 def bound(text: str, now_ns: int | None = None) -> Bound:
     """Returns the end of an interval that ``text`` names: a length before now, ``now``, or an instant.
 
-    An instant may lack its date, which is then the last such time of day, and its zone, which is then that of
-    ``zone``. Raises UsageError.
+    An instant without a date is the last such time of day; without a zone it is in the zone in use. Raises UsageError.
     """
     body = text.strip()
     if body.lower() == "now":

@@ -6,9 +6,10 @@ import re
 import signal
 from dataclasses import replace
 
+from probing.api.text import size
 from probing.diagnosis.case import Case
 from probing.diagnosis.verdict import NOTE, Advice, Finding
-from probing.diagnosis.words import bytes_text, clean, exit_text
+from probing.diagnosis.words import clean, exit_text
 
 __all__ = ("ACTIONS", "advised")
 
@@ -78,7 +79,7 @@ def _after_death(case: Case, finding: Finding) -> Advice:
         return Advice(RESTART, "it has lost a rank")
     if end.oom:
         limit = rank.condition.memory_limit_bytes if rank.condition is not None else None
-        more = f" than {bytes_text(limit)}" if limit else " than there is"
+        more = f" than {size(limit)}" if limit else " than there is"
         return Advice(DO_NOT_RESTART, f"it needs more memory{more}")
     if end.code == 0:
         return Advice(DO_NOT_RESTART, f"{_PROGRAM}: the rank had less to do than the others")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from probing.api.text import listed, numbers_text, share_text
 from probing.diagnosis.facts import Condition, Facts
-from probing.diagnosis.words import clean, listed, numbers_text, share_text
+from probing.diagnosis.words import clean
 
 __all__ = ("cpus_of", "crowd_text", "process_text")
 

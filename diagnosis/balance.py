@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from probing.api.text import age, numbers_text
+
 __all__ = ("EVEN", "Balance", "Pair", "RankTimes", "Role", "Shares", "balance", "reads_or_writes")
 
 EVEN = "work is even"
@@ -170,7 +172,7 @@ def _uneven(shares: Sequence[Shares]) -> tuple[float | None, str]:
     ratio = most / least
     if ratio < _UNEVEN:
         return ratio, f"{EVEN}: the ranks differ by {ratio - 1:.0%} at most"
-    longest, shortest = (f"rank {own.rank} computes {_ms(ns)}" for ns, own in ((most, slow), (least, quick)))
+    longest, shortest = (f"rank {own.rank} computes {age(ns)}" for ns, own in ((most, slow), (least, quick)))
     return ratio, f"work is uneven: {longest} a step, {shortest}: {ratio:.1f} times"
 
 
@@ -189,7 +191,7 @@ def _waits(shares: Sequence[Shares], pairs: Sequence[Pair]) -> list[str]:
         notable = sorted(rank for rank in share if share[rank] >= _NOTABLE_WAIT)
         if notable:
             most = max(share[rank] for rank in notable)
-            ranks = f"rank {notable[0]} waits" if len(notable) == 1 else f"ranks {_ranges(notable)} wait"
+            ranks = f"rank {notable[0]} waits" if len(notable) == 1 else f"ranks {numbers_text(notable)} wait"
             often = lasts.get(last, 0.0)
             text = f"{ranks} for rank {last}, up to {most:.0%} of the step; it arrives last in {often:.0%} of the"
             found.append((most, f"{text} operations" + ("" if often >= _OFTEN else ": no rank is always late")))
@@ -219,18 +221,3 @@ def _roles(times: Sequence[RankTimes], pairs: Sequence[Pair]) -> Iterable[Role]:
             last,
             lasts[last] / sum(lasts.values()),
         )
-
-
-def _ms(ns: float) -> str:
-    return f"{ns / 1e6:.3g} ms" if ns < 1e9 else f"{ns / 1e9:.3g} s"
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    parts: list[str] = []
-    for rank in ranks:
-        first, _, end = parts[-1].partition("-") if parts else ("", "", "")
-        if parts and int(end or first) + 1 == rank:
-            parts[-1] = f"{first}-{rank}"
-        else:
-            parts.append(str(rank))
-    return ",".join(parts)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
+from probing.api.text import size
 from probing.diagnosis.activity.processor import is_compiling
 from probing.diagnosis.facts import Condition, Rank, Sample
 from probing.diagnosis.waits import Wait, main_thread
-from probing.diagnosis.words import bytes_text
 
 __all__ = ("WARM_UP", "cold_pages_text", "compiling_share", "lone_compiler_text")
 
@@ -54,8 +54,8 @@ def cold_pages_text(rank: Rank, peers: Sequence[Rank], least: int) -> str:
     if stored < max(least, _TIMES * usual) or read > _ALIKE * usual_read or stored > 2 * read:
         return ""
     return (
-        f"its page cache is cold: it reads {bytes_text(stored)} a second from storage, the others, which read as much,"
-        f" {bytes_text(usual)}"
+        f"its page cache is cold: it reads {size(stored)} a second from storage, the others, which read as much,"
+        f" {size(usual)}"
     )
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from probing.api.text import ranks_of
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Operation, Witness
 from probing.diagnosis.verdict import Finding
-from probing.diagnosis.words import ranks_of
 
 __all__ = ("corroborated",)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from probing.api.text import size
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank, Series
-from probing.diagnosis.words import bytes_text
 
 __all__ = ("DEVICE", "RESIDENT", "Growth", "growths")
 
@@ -89,7 +89,7 @@ def _limited(case: Case, name: str, growing: Sequence[Growth]) -> list[Growth]:
         best, cgroup = g, _cgroup(g.rank)
         condition = g.rank.condition
         if condition is not None and condition.memory_limit_bytes:
-            text = f"of its cgroup, {bytes_text(condition.memory_limit_bytes)}"
+            text = f"of its cgroup, {size(condition.memory_limit_bytes)}"
             best = _until(g, condition.memory_limit_bytes, used[cgroup], by_cgroup[cgroup], text)
         left = available.get(g.rank.node)
         if left is not None:

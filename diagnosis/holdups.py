@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.wait_graph import Edge
 from probing.diagnosis.waits import FILE_LOCK, INIT, Wait, main_thread
-from probing.diagnosis.words import call_text, clean, frame_text, ranks_of, time_text
+from probing.diagnosis.words import call_text, clean, frame_text
 
 __all__ = (
     "HoldUp",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from probing.api.jobs import names_owner, with_owner
+from probing.api.text import names_owner, with_owner
 from probing.diagnosis.facts import Communicator, Facts, Member, Missing, NodeFacts, Process, Rank
 from probing.diagnosis.ranks import companions
 

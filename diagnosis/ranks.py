@@ -8,6 +8,8 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from probing.api.text import numbers_text, ranks_of
+
 __all__ = ("DEFAULT_PORT", "Placed", "Violation", "Worker", "check_ranks", "check_workers", "companions", "launched")
 
 DEFAULT_PORT = 29500
@@ -107,16 +109,17 @@ def _ranks(members: Sequence[Placed], whole: bool) -> Iterator[Violation]:
             yield Violation("world_size", "no rank has a WORLD_SIZE")
         return
     if outside := sorted(rank for rank in by_rank if not 0 <= rank < size):
-        text = f"RANK {_listed(outside)} is outside of 0 to {size - 1}: {_places([by_rank[r][0] for r in outside])}"
+        named = numbers_text(outside, _MOST_NAMED)
+        text = f"RANK {named} is outside of 0 to {size - 1}: {_places([by_rank[r][0] for r in outside])}"
         yield Violation("rank", text, tuple(outside))
     # The world size comes from a target's environment: it may be any number.
     left = size - sum(0 <= rank < size for rank in by_rank)
     if whole and left > 0 and len(sizes) == 1:
         missing = [rank for rank in range(min(size, len(by_rank) + _MOST_NAMED)) if rank not in by_rank]
-        named = missing[:_MOST_NAMED]
-        more = f" and {left - len(named)} more" if left > len(named) else ""
+        shown = missing[:_MOST_NAMED]
+        more = f" and {left - len(shown)} more" if left > len(shown) else ""
         have = "has" if left == 1 else "have"
-        yield Violation("rank", f"RANK {_listed(named)}{more} of {size} {have} no process", tuple(named))
+        yield Violation("rank", f"RANK {numbers_text(shown)}{more} of {size} {have} no process", tuple(shown))
 
 
 def _local_ranks(members: Sequence[Placed]) -> Iterator[Violation]:
@@ -212,18 +215,13 @@ def _numbers(members: Sequence[Placed]) -> tuple[int, ...]:
 
 
 def _names(members: Sequence[Placed]) -> str:
-    known = _numbers(members)
-    return f"rank{'' if len(known) == 1 else 's'} {_listed(known)}" if known else _places(members)
+    numbers = _numbers(members)
+    return ranks_of(numbers) if numbers else _places(members)
 
 
 def _groups(found: Mapping[_K, list[Placed]], name: str = "") -> str:
     named = [f"{name}{value} on {_names(own)}" for value, own in sorted(found.items())[:_MOST_NAMED]]
     return "; ".join(named + [f"{len(found) - _MOST_NAMED} more"] * (len(found) > _MOST_NAMED))
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
-    return ", ".join(map(str, numbers[:_MOST_NAMED])) + more
 
 
 def _places(members: Sequence[Placed]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
+from probing.api.text import utc
 from probing.diagnosis.facts import Facts, Frame, Missing
 from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.verdict import NOTE, Advice, Finding, StackOf
@@ -29,8 +29,7 @@ _WITNESSES = frozenset({"rank", "operations"})
 # With gaps of these kinds a job is not said to be healthy; nor with the others, unless it is seen to advance.
 _UNREAD = frozenset({"node", "rule", "history"})
 _UNREAD_AT_REST = frozenset({"stacks", "condition"})
-_SECOND_NS = 1_000_000_000
-QUIET_NS = 2 * _SECOND_NS
+QUIET_NS = 2_000_000_000
 """A job without an operation for so long may be about to hang."""
 
 
@@ -112,15 +111,9 @@ def ending_dict(at_ns: int, by: str) -> dict[str, Any]:
 
 
 def utc_text(ns: int | None) -> str | None:
-    """Returns UTC ns as docs/json.md writes times: 2026-11-21T08:19:20.123456789Z."""
-    if ns is None:
-        return None
-    seconds, rest = divmod(ns, _SECOND_NS)
-    try:
-        moment = datetime.fromtimestamp(seconds, timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return None
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+    """Returns a time of JSON as ``utc`` prints it; None where it is unknown or beyond the calendar."""
+    text = "" if ns is None else utc(ns)
+    return text if text.endswith("Z") else None
 
 
 def _frame(frame: Frame) -> dict[str, Any]:

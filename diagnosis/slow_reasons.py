@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
+from probing.api.text import share_text, size
 from probing.diagnosis.activity.processor import is_compiling
 from probing.diagnosis.activity.scene import is_library, user_frame
 from probing.diagnosis.affinity import crowd_text, process_text
@@ -14,7 +15,7 @@ from probing.diagnosis.case import Case
 from probing.diagnosis.cold_caches import WARM_UP, cold_pages_text, compiling_share
 from probing.diagnosis.facts import Condition, Rank
 from probing.diagnosis.sample_difference import Difference, difference
-from probing.diagnosis.words import bytes_text, clean, frame_text, share_text
+from probing.diagnosis.words import clean, frame_text
 
 __all__ = ("REASONS", "Reason", "SlowReason", "reason_of")
 
@@ -116,7 +117,7 @@ def _swapping(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | Non
     return SlowReason(
         "swapping",
         f"{what}, {own:.0f} major faults a second",
-        (f"{own:.0f} major faults a second, the others {usual:.0f}; {bytes_text(swap)} of its memory are swapped out",),
+        (f"{own:.0f} major faults a second, the others {usual:.0f}; {size(swap)} of its memory are swapped out",),
         ("Free memory on the node or in the cgroup: the rank waits for the disk at each fault.",),
     )
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from probing.api.text import time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Operation, Rank
 from probing.diagnosis.verdict import ERROR, Ending, Finding
 from probing.diagnosis.waits import main_thread
-from probing.diagnosis.words import time_text
 
 __all__ = ("with_time_out",)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from probing.api.text import time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import longest_wait, operation_text
 from probing.diagnosis.waits import INIT
-from probing.diagnosis.words import ranks_wait, time_text
+from probing.diagnosis.words import ranks_wait
 
 __all__ = ("Unseen", "unseen")
 

@@ -1,37 +1,21 @@
-"""Texts of ranks, operations, times and sizes, for sentences and evidence."""
+"""Texts of ranks, operations, frames and ends of processes, for sentences and evidence."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
 
+from probing.api.text import escape, ranks_of, size
 from probing.diagnosis.facts import Condition, Exit, Frame, Rank
 
-__all__ = (
-    "bytes_text",
-    "call_text",
-    "clean",
-    "duration_text",
-    "exit_text",
-    "frame_text",
-    "listed",
-    "numbers_text",
-    "ranks_of",
-    "ranks_wait",
-    "share_text",
-    "time_text",
-    "who",
-)
+__all__ = ("call_text", "clean", "exit_text", "frame_text", "ranks_wait", "who")
 
 _LONGEST = 80
-_MOST_RANKS = 12
-_MOST_LISTED = 8
 
 
 def clean(text: str, longest: int = _LONGEST) -> str:
-    """Returns ``text`` of a target without control characters, cut to ``longest`` characters."""
-    printable = "".join(c if c.isprintable() else "?" for c in text[:longest])
-    return printable + ("…" if len(text) > longest else "")
+    """Returns ``text`` of a target, escaped and cut to ``longest`` characters."""
+    return escape(text, longest)
 
 
 def who(ranks: Sequence[Rank]) -> str:
@@ -41,30 +25,10 @@ def who(ranks: Sequence[Rank]) -> str:
     return f"rank {ranks[0].rank} (node {clean(ranks[0].node)}, pid {ranks[0].pid})"
 
 
-def ranks_of(ranks: Iterable[int]) -> str:
-    """Returns "rank 3" or "ranks 0-2, 5"."""
-    own = set(ranks)
-    return f"rank{'' if len(own) == 1 else 's'} {numbers_text(own)}"
-
-
-def numbers_text(numbers: Iterable[int]) -> str:
-    """Returns "3" or "0-2, 5"."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    texts = [str(a) if a == b else f"{a}{'-' if b > a + 1 else ', '}{b}" for a, b in spans]
-    if len(texts) > _MOST_RANKS:
-        texts = [*texts[:_MOST_RANKS], "…"]
-    return ", ".join(texts)
-
-
 def ranks_wait(ranks: Iterable[int]) -> str:
     """Returns "rank 3 waits" or "ranks 0-2 wait"."""
-    own = set(ranks)
-    return f"{ranks_of(own)} {'waits' if len(own) == 1 else 'wait'}"
+    distinct = set(ranks)
+    return f"{ranks_of(distinct)} {'waits' if len(distinct) == 1 else 'wait'}"
 
 
 def exit_text(end: Exit, condition: Condition | None = None) -> str:
@@ -72,7 +36,7 @@ def exit_text(end: Exit, condition: Condition | None = None) -> str:
 
     ``condition``: what is known of its memory.
     """
-    limit = f", limit {bytes_text(condition.memory_limit_bytes)}" if condition and condition.memory_limit_bytes else ""
+    limit = f", limit {size(condition.memory_limit_bytes)}" if condition and condition.memory_limit_bytes else ""
     if end.oom:
         return f"was killed by SIGKILL, out of memory (OOM{limit})"
     if end.signal:
@@ -88,33 +52,6 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def time_text(ns: int | None) -> str:
-    """Returns "39 s", "5 min" or "2.5 h"; "an unknown time" for None."""
-    if ns is None:
-        return "an unknown time"
-    seconds = ns / 1e9
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def duration_text(ns: float) -> str:
-    """Returns "1.3 ms", "41 ms" or "3.2 s", and longer times as ``time_text``."""
-    if ns < 1e9:
-        return f"{ns / 1e6:.{0 if ns >= 10e6 else 1}f} ms"
-    return f"{ns / 1e9:.1f} s" if ns < 10e9 else time_text(int(ns))
-
-
-def share_text(share: float) -> str:
-    """Returns "41 %"."""
-    return f"{100 * share:.0f} %"
-
-
-def bytes_text(count: float) -> str:
-    """Returns "512 MB" or "2.0 GB" (2**30 bytes)."""
-    return f"{count / (1 << 30):.1f} GB" if abs(count) >= 1 << 30 else f"{count / (1 << 20):.0f} MB"
-
-
 def call_text(op: str | None, comm: str, seq: int | None) -> str:
     """Returns "all_reduce seq 7 of default_pg"."""
     number = f" seq {seq}" if seq is not None else ""
@@ -127,11 +64,3 @@ def frame_text(frame: Frame) -> str:
     if not name:
         return func
     return f"{func}, {name}" if frame.line is None else f"{func}, {name}:{frame.line}"
-
-
-def listed(texts: Iterable[str]) -> str:
-    """Returns "a, b and c"; of many texts the first ones and the number of the others."""
-    own = list(texts)
-    if len(own) > _MOST_LISTED:
-        own = [*own[: _MOST_LISTED - 1], f"{len(own) - _MOST_LISTED + 1} more"]
-    return own[0] if len(own) == 1 else f"{', '.join(own[:-1])} and {own[-1]}" if own else ""

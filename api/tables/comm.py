@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from probing.api.bandwidth import BUS_FACTOR, MOVED_BYTES
 from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Stored, Table, stored
 
-__all__ = ("COMMUNICATORS", "IDENTITY", "INFLIGHT", "OPS", "PROGRESS", "RAS")
+__all__ = ("BUS_FACTOR", "COMMUNICATORS", "IDENTITY", "INFLIGHT", "MOVED_BYTES", "OPS", "PROGRESS", "RAS")
 
 # A stored difference to t_call in ns, as the absolute time. Intervals in DuckDB are microseconds: go through epochs.
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
@@ -24,6 +23,16 @@ _DURATION = (
     "CASE WHEN timing_source = 'exact' THEN done_hi_ns - start_ns_after"
     f" WHEN {_WITHIN} * 10 <= ({_MIDDLE}) THEN ({_MIDDLE}) END"
 )
+# Algorithm and bus bandwidth as nccl-tests defines them (doc/PERFORMANCE.md). ``bytes`` is what one rank contributes:
+# all of it for reduce_scatter, all_to_all and the root of scatter, so only the gathers are multiplied.
+MOVED_BYTES = "bytes * CASE WHEN op IN ('all_gather','gather') THEN comm_size ELSE 1 END"
+"""The bytes of an operation of comm.ops, which divided by its duration are the algorithm bandwidth."""
+BUS_FACTOR = (
+    "CASE WHEN op = 'all_reduce' THEN 2.0 * (comm_size - 1) / comm_size"
+    " WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN (comm_size - 1.0) / comm_size"
+    " ELSE 1.0 END"
+)
+"""Bus bandwidth divided by algorithm bandwidth."""
 _ALGBW = f"CASE WHEN bytes > 0 AND ({_DURATION}) > 0 THEN ({MOVED_BYTES}) / ({_DURATION})::DOUBLE END"
 
 IDENTITY = (

@@ -78,7 +78,7 @@ _LOG_COLUMNS = (
     Column("rank", I32, "Rank in the job, for a trainer."),
     Column("stream", NAME, "stdout or stderr."),
     Column("kind", NAME, "Which of the patterns of logs.patterns it matches."),
-    Column("line", TEXT, "The line, cut and redacted, with control characters as question marks."),
+    Column("line", TEXT, "The line, cut and redacted, with control characters escaped, as `\\x07`."),
     Column("suppressed", I64, "Lines of this kind before it that were left out, being too many."),
 )
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from probing.client.diagnosis.findings import ns_of
 from probing.client.render.rows import Row, rows_of
-from probing.client.render.text import clock
 from probing.client.times import Interval
+from probing.client.zone import clock
 
 if TYPE_CHECKING:
     import pyarrow as pa

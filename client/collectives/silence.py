@@ -10,9 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import ProbingError
+from probing.api.text import numbers_text
 from probing.client.messages import Frame, Thread, thread_of
 from probing.client.render.rows import Row, rows_of
-from probing.client.render.text import clock, ranks_text
+from probing.client.zone import clock
 
 if TYPE_CHECKING:
     from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -146,7 +147,7 @@ def silence_lines(rows: Sequence[Row], blamed: Container[int]) -> list[str]:
 
 def _ranks(rows: Sequence[Row]) -> str:
     ranks = [row["rank"] for row in rows]
-    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {numbers_text(ranks)}"
 
 
 def _text(row: Row) -> str:

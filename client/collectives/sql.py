@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probing.api.bandwidth import BUS_FACTOR, MOVED_BYTES
+from probing.api.tables.comm import BUS_FACTOR, MOVED_BYTES
 
 __all__ = ("COMMUNICATORS", "FAILED", "INFLIGHT", "MOST_FAILED", "OPS", "RANKS", "TIMINGS", "TOTALS")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+from probing.api.text import plural
 from probing.client.collectives.endings import death_text
 from probing.client.collectives.silence import Process, silence_lines
 from probing.client.diagnosis.findings import Verdicts, blamed
 from probing.client.render.rows import Row
-from probing.client.render.text import clock, plural
+from probing.client.zone import clock
 
 __all__ = ("LIVE", "RECENT", "Run", "idle", "standing", "standing_lines", "standings")
 

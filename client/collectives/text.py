@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from probing.api.text import age, bandwidth, count, escape, numbers_text, plural, ranks_of, size
 from probing.client.collectives.standing import standing_lines
 from probing.client.diagnosis.findings import verdict_lines
 from probing.client.render.rows import Row
-from probing.client.render.table import Field, render
-from probing.client.render.text import (
-    age,
-    bandwidth,
-    count,
-    cut_mark,
-    escape,
-    plural,
-    ranks_named,
-    ranks_text,
-    size,
-    wrapped,
-)
+from probing.client.render.table import Field, cut_mark, render, wrapped
 from probing.client.times import Interval
 
 __all__ = ("NOTABLE_NS", "people", "waits")
@@ -106,14 +95,14 @@ def _communicator(
 
 def _head(own: Row) -> list[str]:
     if own["comm"] is None:
-        known = ranks_text(own["members"])
+        known = numbers_text(own["members"])
         return [escape(f"job {own['job']}  run {own['run']}"), f"  {own['size'] or '?'} ranks: {known}"]
     name = _short(own["comm"])
     if own["name"] and own["name"] != own["comm"]:
         name += f" ({_short(own['name'])})"
     nodes = f" on {own['nodes']} nodes" if own["nodes"] and own["nodes"] > 1 else ""
     lines = [f"job {own['job']}  comm {name}", f"  {own['backend'] or 'unknown backend'}, {own['size'] or '?'} ranks"]
-    lines[1] += nodes + (f": {ranks_text(own['members'])}" if own["members"] else "") + _state(own["states"])
+    lines[1] += nodes + (f": {numbers_text(own['members'])}" if own["members"] else "") + _state(own["states"])
     if own["role"] not in (None, "unknown"):
         lines.append(f"  role {own['role']}" + (f": {own['role_why']}" if own["role_why"] else ""))
     seen = len(own["members"])
@@ -169,7 +158,7 @@ def _failures(own: Row) -> list[str]:
         what = f"FAILED {op} seq {max((row['last_seq'] for row in rows if row['last_seq'] is not None), default='?')}"
         lines.append(
             f"{what}{f' ({times} times)' if times > len(rows) else ''}:"
-            f" {ranks_named([row['rank'] for row in rows])}: {error or 'no reason was given'}"
+            f" {ranks_of([row['rank'] for row in rows])}: {error or 'no reason was given'}"
         )
     if len(failures) > _MOST_FAILED:
         lines.append(f"and {len(failures) - _MOST_FAILED} other failures, in -f json")
@@ -193,9 +182,9 @@ def waits(own: Row) -> list[str]:
         if max(ages, default=NOTABLE_NS) < NOTABLE_NS:
             continue
         inside = [row["rank"] if row["rank"] is not None else row["comm_rank"] for row in rows]
-        line = f"IN FLIGHT {op} seq {seq} for {age(max(ages, default=None))}: {ranks_named(inside)}"
+        line = f"IN FLIGHT {op} seq {seq} for {age(max(ages, default=None))}: {ranks_of(inside)}"
         outside = sorted(set(own["members"]) - set(inside))
         if outside and op not in ("send", "recv"):
-            line += f"; not in it: {ranks_text(outside)}"
+            line += f"; not in it: {numbers_text(outside)}"
         lines.append(line)
     return lines

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from probing.api.text import age, escape, ranks_of
 from probing.client.collectives.standing import Run, standing_lines
 from probing.client.collectives.text import NOTABLE_NS
 from probing.client.diagnosis.findings import verdict_lines
 from probing.client.render.rows import Row
-from probing.client.render.table import Field, Grid, render
-from probing.client.render.text import age, escape, ranks_named, wrapped
+from probing.client.render.table import Field, Grid, render, wrapped
 
 __all__ = ("Frame", "news", "people")
 
@@ -139,10 +139,10 @@ def _waits(rows: Sequence[Row], explained: set[int | None]) -> list[str]:
     lines = []
     for (comm, seq, op), waiting in operations.items():
         longest = age(max(row["age_ns"] for row in waiting))
-        inside = ranks_named([row["rank"] for row in waiting])
+        inside = ranks_of([row["rank"] for row in waiting])
         lines.append(f"WAITING {longest} in {op} seq {seq} of {_group(comm)}: {inside}")
     if lines and idle:
-        lines.append(f"in no collective: {ranks_named(idle)}")
+        lines.append(f"in no collective: {ranks_of(idle)}")
     return lines
 
 

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from probing.api.text import age, escape, numbers_text, plural, share_text, sql_text
 from probing.client.absence import claim
 from probing.client.collectives import news
 from probing.client.collectives.standing import Run
 from probing.client.options import Job, Since, Until
-from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
-from probing.client.render.table import Field, render, terminal_width
-from probing.client.render.text import age, escape, plural, ranks_text, wrapped
-from probing.client.session import job_named, opened, require_live, sql_text, warn
+from probing.client.render.table import Field, render, terminal_width, wrapped
+from probing.client.session import job_named, opened, pause_lines, require_live, shown_pauses, warn
 from probing.client.settings import Settings
 from probing.client.times import Interval, interval
 from probing.diagnosis.balance import EVEN, Balance, Pair, RankTimes, balance, reads_or_writes
@@ -66,31 +65,27 @@ _USUAL, _LONG_NS = 5, 5_000_000_000
 _CHUNK, _MOST_STACKS = 1000, 5000
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
 _FIELDS = (
     Field("RANK", "rank", right=True),
     Field("NODE", "node", flex=True),
     Field("PID", "pid", right=True),
     Field("STEP", "step_ns", age, right=True),
-    Field("COMPUTE", "compute", _share, right=True),
-    Field("COMM", "communication", _share, right=True),
-    Field("WAIT", "wait", _share, right=True),
-    Field("IO", "io", _share, right=True),
-    Field("LAST", "last_share", _share, right=True),
+    Field("COMPUTE", "compute", share_text, right=True),
+    Field("COMM", "communication", share_text, right=True),
+    Field("WAIT", "wait", share_text, right=True),
+    Field("IO", "io", share_text, right=True),
+    Field("LAST", "last_share", share_text, right=True),
     Field("WAITS FOR", "waits_for", right=True),
 )
-_GPU = Field("GPU WAIT", "gpu_wait", _share, right=True)
+_GPU = Field("GPU WAIT", "gpu_wait", share_text, right=True)
 _ROLE_FIELDS = (
     Field("ROLE", "role"),
     Field("COMMUNICATORS", "comms", right=True),
-    Field("RANKS", "ranks", ranks_text, flex=True),
-    Field("COMM", "communication", _share, right=True),
-    Field("WAIT", "wait", _share, right=True),
+    Field("RANKS", "ranks", numbers_text, flex=True),
+    Field("COMM", "communication", share_text, right=True),
+    Field("WAIT", "wait", share_text, right=True),
     Field("MOSTLY LAST", "last", right=True),
-    Field("OF", "last_share", _share, right=True),
+    Field("OF", "last_share", share_text, right=True),
 )
 
 

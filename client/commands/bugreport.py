@@ -15,10 +15,10 @@ import typer
 
 from probing.api.errors import PartialAnswer, ProbingError
 from probing.api.numpy_import import allow_numpy
+from probing.api.text import size
 from probing.client.render.output import replacing, write_objects
 from probing.client.render.rows import dump_json
 from probing.client.render.table import Field, render, terminal_width
-from probing.client.render.text import size
 from probing.client.session import opened, warn
 from probing.client.settings import Settings
 

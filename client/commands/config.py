@@ -14,10 +14,10 @@ from probing.client.messages import Change, Setting
 from probing.client.options import For
 from probing.client.render.output import write_table
 from probing.client.render.table import Field
-from probing.client.render.text import when
 from probing.client.session import job_named, opened
 from probing.client.settings import Settings, process_id
 from probing.client.times import seconds
+from probing.client.zone import when
 
 __all__ = ("EXAMPLES", "Options", "run", "write_settings")
 

@@ -15,14 +15,15 @@ import typer
 
 from probing.api.errors import ProbingError, UsageError
 from probing.api.numpy_import import allow_numpy
+from probing.api.text import escape
 from probing.client.interrupt import leaving_by_it
 from probing.client.options import Job
 from probing.client.render.output import write_objects
-from probing.client.render.table import terminal_width
-from probing.client.render.text import escape, now_text, wrapped
+from probing.client.render.table import terminal_width, wrapped
 from probing.client.session import job_named, opened
 from probing.client.settings import Settings
 from probing.client.times import interval
+from probing.client.zone import now_text
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster

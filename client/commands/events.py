@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from probing.api.text import sql_text
 from probing.client.collectives.endings import MOST, events
 from probing.client.options import Job, Since, Until
-from probing.client.render.by_job import by_job
 from probing.client.render.output import write_objects
-from probing.client.render.table import Field, terminal_width
-from probing.client.render.text import clock
-from probing.client.session import job_named, opened, sql_text, warn
+from probing.client.render.table import Field, by_job, terminal_width
+from probing.client.session import job_named, opened, warn
 from probing.client.settings import Settings
 from probing.client.times import interval
+from probing.client.zone import clock
 
 __all__ = ("EXAMPLES", "Options", "run")
 

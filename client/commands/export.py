@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from probing.api.errors import UsageError
+from probing.api.text import count, size
 from probing.client.export.files import Directory, OneFile
 from probing.client.export.nodes import Export, Report, TableReport
 from probing.client.export.plan import Wanted, wanted
@@ -21,7 +22,6 @@ from probing.client.options import Job, Until
 from probing.client.render.output import replacing, write_report
 from probing.client.render.progress import Progress
 from probing.client.render.table import Field, render
-from probing.client.render.text import count, size
 from probing.client.session import job_named, opened, warn
 from probing.client.settings import Settings
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from probing.api.text import bandwidth, escape, percent, plural, size
 from probing.client.gpus.narrow import fitting
 from probing.client.gpus.readings import DEVICES, PROCESSES, READINGS, ask, by_device, device_key
 from probing.client.options import Job, Wide
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, render, terminal_width
-from probing.client.render.text import escape, plural, size
 from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
 
@@ -22,23 +22,16 @@ EXAMPLES = ("probingctl gpu --all-nodes", "probingctl gpu --job 4711 -f json")
 _EVERYDAY = frozenset(("gpu_idle", "app_clocks", "sw_power_cap"))
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}%"
-
-
 def _whole(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
 def _part(used: float | None, total: float | None) -> str:
-    """Formats bytes of a total: 46.1/85.5 GB."""
-    if used is None or not total:
-        return "-"
-    return f"{used / 1e9:.3g}/{total / 1e9:.3g} GB"
+    return size(used, total) if total else "-"
 
 
 def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{size(round(value))}/s"
+    return bandwidth(None if value is None else value / 1e9)
 
 
 _FIELDS = (
@@ -46,9 +39,9 @@ _FIELDS = (
     Field("GPU", "gpu", right=True),
     Field("RANK", "rank", right=True),
     Field("PID", "pid", right=True),
-    Field("UTIL", "gpu_util_pct", _percent, right=True),
-    Field("SM", "sm_active_pct", _percent, right=True),
-    Field("TENSOR", "tensor_active_pct", _percent, right=True),
+    Field("UTIL", "gpu_util_pct", percent, right=True),
+    Field("SM", "sm_active_pct", percent, right=True),
+    Field("TENSOR", "tensor_active_pct", percent, right=True),
     Field("MEMORY", "memory", right=True),
     Field("TEMP", "temperature_c", _whole, right=True),
     Field("POWER", "power", right=True),
@@ -57,7 +50,7 @@ _FIELDS = (
     Field("WHAT IS WRONG", "wrong", flex=True),
 )
 _WIDE = (
-    Field("DRAM", "dram_active_pct", _percent, right=True),
+    Field("DRAM", "dram_active_pct", percent, right=True),
     Field("NVLINK IN", "nvlink_rx_bytes_per_s", _rate, right=True),
     Field("NVLINK OUT", "nvlink_tx_bytes_per_s", _rate, right=True),
     Field("PCIE IN", "pcie_rx_bytes_per_s", _rate, right=True),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from probing.api.numpy_import import allow_numpy
+from probing.api.text import escape, plural
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
-from probing.client.render.table import terminal_width
-from probing.client.render.text import escape, plural, wrapped
+from probing.client.render.table import terminal_width, wrapped
 from probing.client.session import opened
 from probing.client.settings import Settings
 

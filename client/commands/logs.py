@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from probing.api.errors import NotFound, UsageError
+from probing.api.text import escape, sql_text
 from probing.client.options import Job, Rank, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, dump_line, rows_of
-from probing.client.render.text import clock_ms, escape
-from probing.client.session import job_named, opened, sql_text, warn
+from probing.client.session import job_named, opened, warn
 from probing.client.settings import Settings
 from probing.client.times import Bound, Interval, interval
+from probing.client.zone import clock_ms
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from probing.api.text import escape, percent, size, sql_text
 from probing.client.collectives import news
 from probing.client.collectives.endings import ended_sql, exits
 from probing.client.gpus.narrow import fitting
@@ -16,9 +17,8 @@ from probing.client.gpus.readings import MEMORY, PROCESSES, READINGS, ask, devic
 from probing.client.options import Job, Wide
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
-from probing.client.render.table import Field, render, terminal_width
-from probing.client.render.text import escape, size, wrapped
-from probing.client.session import job_named, opened, require_live, sql_text
+from probing.client.render.table import Field, render, terminal_width, wrapped
+from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
 from probing.client.times import Bound, Interval
 
@@ -29,10 +29,6 @@ EXAMPLES = ("probingctl memory --all-nodes --job 4711", "probingctl memory --lim
 _LATELY = Interval(Bound(120.0))
 # A rank with so many times the median of its job is named, when the difference is also this many bytes.
 _UNEVEN, _UNEVEN_BYTES = 1.2, 256_000_000
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}%"
 
 
 _FIELDS = (
@@ -46,7 +42,7 @@ _FIELDS = (
     Field("GPU", "gpu", right=True),
     Field("GPU MEMORY", "device_bytes", size, right=True),
     Field("OF", "device_total_bytes", size, right=True),
-    Field("USED", "device_used_pct", _percent, right=True),
+    Field("USED", "device_used_pct", percent, right=True),
 )
 _KINDS = {"rss_bytes": "host memory", "device_bytes": "GPU memory"}
 

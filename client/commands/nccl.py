@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import NotFound
+from probing.api.text import sql_text
 from probing.client.collectives import sql as nccl_sql
 from probing.client.collectives.endings import ended_sql, exits
 from probing.client.collectives.silence import silent
@@ -18,11 +19,10 @@ from probing.client.collectives.standing import LIVE, RECENT, idle, standing, st
 from probing.client.collectives.text import people
 from probing.client.diagnosis.findings import OPEN, open_by_run
 from probing.client.options import Job, Since, Until
-from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import terminal_width
-from probing.client.session import job_named, opened, require_live, sql_text
+from probing.client.session import job_named, opened, pause_lines, require_live, shown_pauses
 from probing.client.settings import Settings
 from probing.client.times import Interval, interval
 from probing.federation.execution.clocks import spread_ns

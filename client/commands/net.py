@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from probing.api.text import bits, escape, plural, size, sql_text
 from probing.client.absence import claim
 from probing.client.collectives import news
 from probing.client.options import Job, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
-from probing.client.render.table import Field, render, terminal_width
-from probing.client.render.text import bits, escape, plural, size, wrapped
-from probing.client.session import job_named, opened, require_live, sql_text
+from probing.client.render.table import Field, render, terminal_width, wrapped
+from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
 from probing.client.times import Interval, interval
 

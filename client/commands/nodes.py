@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import QueryRejected
+from probing.api.text import age
 from probing.client.render.output import write_rows
 from probing.client.render.table import Field
-from probing.client.render.text import age, clock
 from probing.client.session import opened, warn
 from probing.client.settings import Settings
+from probing.client.zone import clock
 
 if TYPE_CHECKING:
     import pyarrow as pa

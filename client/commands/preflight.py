@@ -11,7 +11,7 @@ import typer
 from probing.api.errors import UsageError
 from probing.client.options import Job
 from probing.client.preflight.asking import Wanted, gathered, with_bandwidth
-from probing.client.preflight.text import people
+from probing.client.preflight.text import results_text
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import terminal_width
@@ -63,7 +63,7 @@ def run(settings: Settings, options: Options) -> None:
             case = with_bandwidth(cluster, case)
     found = results(case)
     terminal = terminal_width() if settings.output is None else None
-    text = people(found, matrix(case), terminal, colour=terminal is not None)
+    text = results_text(found, matrix(case), terminal, colour=terminal is not None)
     write_objects(settings, _report(case, found), text, [_flat(result) for result in found])
     raise typer.Exit(_WRONG if failed(found) else 0)
 

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import UsageError
+from probing.api.text import escape, sql_text
 from probing.client.collectives.endings import MOST, ended, recent
 from probing.client.diagnosis.findings import OPEN, Verdicts, open_by_run, verdict_lines
 from probing.client.options import Job, Wide
-from probing.client.paused import pause_lines, shown_pauses
-from probing.client.render.by_job import by_job
 from probing.client.render.output import write_objects, write_rows
 from probing.client.render.rows import Row, rows_of
-from probing.client.render.table import Field, show_value, terminal_width
-from probing.client.render.text import clock, escape, wrapped
-from probing.client.session import job_named, opened, require_live, sql_text, warn
+from probing.client.render.table import Field, by_job, show_value, terminal_width, wrapped
+from probing.client.session import job_named, opened, pause_lines, require_live, shown_pauses, warn
 from probing.client.settings import Settings
 from probing.client.times import Interval, interval
+from probing.client.zone import clock
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -90,7 +89,7 @@ def run(settings: Settings, options: Options) -> None:
         if found is not None:
             rows = rows_of(answer.table)
             above = shown_pauses(settings, pause_lines(cluster)) + _verdicts(rows, found, width)
-            table = by_job(_FIELDS, rows, width, spare=_SPARE, nobody=_NOBODY)
+            table = by_job(_FIELDS, rows, width, spare=_SPARE, empty=_NOBODY)
             write_objects(settings, rows, above + table, rows)
         else:
             write_rows(settings, answer.table)

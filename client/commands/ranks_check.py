@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import UsageError
+from probing.api.text import escape, numbers_text, plural, sql_text
 from probing.client.options import Job
 from probing.client.render.output import write_objects, write_table
 from probing.client.render.rows import Row, rows_of
-from probing.client.render.table import Field, terminal_width
-from probing.client.render.text import escape, plural, ranks_text, wrapped
-from probing.client.session import job_named, opened, require_live, sql_text
+from probing.client.render.table import Field, terminal_width, wrapped
+from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
 from probing.diagnosis.ranks import Placed, Violation, Worker, check_ranks, check_workers, launched
 
@@ -174,6 +174,6 @@ def _people(found: Sequence[Row], width: int | None) -> str:
         world = own["world_size"]
         number = plural(len(own["ranks"]), "rank") + ("" if world in (None, len(own["ranks"])) else f" of {world}")
         state = "in order" if own["ok"] else plural(len(own["violations"]), "violation")
-        lines.append(f"job {own['job']}  run {own['run']}  {number} ({ranks_text(own['ranks'])}): {state}")
+        lines.append(f"job {own['job']}  run {own['run']}  {number} ({numbers_text(own['ranks'])}): {state}")
         lines += [f"  {violation['text']}" for violation in own["violations"]]
     return "".join(part + "\n" for line in lines for part in wrapped(escape(line), width)) or "(no job with ranks)\n"

@@ -10,15 +10,16 @@ import typer
 
 from probing.api.errors import NotFound
 from probing.api.rdma_counters import COUNTERS, HW_COUNTERS, PACKETS
+from probing.api.text import bits, sql_text
 from probing.client.absence import require_all
 from probing.client.options import Since, Until
 from probing.client.render.output import write_table
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field
-from probing.client.render.text import bits, clock
-from probing.client.session import opened, sql_text
+from probing.client.session import opened
 from probing.client.settings import Settings
 from probing.client.times import interval
+from probing.client.zone import clock
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster

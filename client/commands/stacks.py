@@ -9,16 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from probing.api.errors import NotFound, UsageError
-from probing.client.failures import report_failures
+from probing.api.text import escape
 from probing.client.messages import Thread, Variable
 from probing.client.options import Job, Pids
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
-from probing.client.render.text import escape
-from probing.client.session import job_named, opened, warn
+from probing.client.session import job_named, opened, report_failures, warn
 from probing.client.settings import Settings, process_id
 from probing.client.stacks.merge import PlainGroup, merge, plain_groups
-from probing.client.stacks.text import frame_text, people, telling, without_frames
+from probing.client.stacks.text import frame_text, telling, trees_text, without_frames
 
 __all__ = ("EXAMPLES", "Options", "run")
 
@@ -71,7 +70,7 @@ def _write_merged(settings: Settings, threads: Sequence[Thread], *, every_thread
     for missing in dict.fromkeys(t["native_missing"] for t in threads if t.get("native_missing")):
         warn(f"native frames are missing: {missing}")
     plain = plain_groups(groups)
-    write_objects(settings, plain, people(groups) or _NOBODY, list(_flat_groups(plain)))
+    write_objects(settings, plain, trees_text(groups) or _NOBODY, list(_flat_groups(plain)))
 
 
 def _order(thread: Thread) -> tuple[Any, ...]:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
+from probing.api.text import age, count, escape, size
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, render, terminal_width
-from probing.client.render.text import age, count, escape, size
 from probing.client.session import opened
 from probing.client.settings import Settings
 from probing.client.times import bound

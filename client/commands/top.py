@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import LATE, ProbingError, UsageError
+from probing.api.text import escape, sql_text
 from probing.client.collectives.endings import ended, ended_sql, exits, recent
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process, innermost, silent
@@ -21,14 +22,13 @@ from probing.client.collectives.top_text import Frame, people
 from probing.client.diagnosis.findings import OPEN, open_by_run
 from probing.client.interrupt import leaving_by_it
 from probing.client.options import Job
-from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
 from probing.client.render.rows import rows_of
 from probing.client.render.table import terminal_width
-from probing.client.render.text import escape, now_text
-from probing.client.session import job_named, opened, require_live, sql_text
+from probing.client.session import job_named, opened, pause_lines, require_live, shown_pauses
 from probing.client.settings import Settings
 from probing.client.times import Bound, Interval, seconds
+from probing.client.zone import now_text
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster

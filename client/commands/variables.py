@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from probing.api.errors import NotFound, UsageError
+from probing.api.text import age, escape, sql_text
 from probing.client.commands.config import write_settings
-from probing.client.failures import report_failures
 from probing.client.messages import Setting, Value
 from probing.client.options import For, Job
 from probing.client.render.output import write_table
 from probing.client.render.table import Field
-from probing.client.render.text import age, escape
-from probing.client.session import job_named, opened, sql_text, warn
+from probing.client.session import job_named, opened, report_failures, warn
 from probing.client.settings import Settings, process_id
 from probing.client.times import seconds
 

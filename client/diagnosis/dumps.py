@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from probing.api.errors import NotFound, ProbingError
+from probing.api.text import size
 from probing.diagnosis.facts import MAX_RANKS, Missing
 from probing.diagnosis.flight_recorder.dump import MAX_FILE, RankDump, read_dump
 from probing.diagnosis.flight_recorder.hang import diagnose_dumps
@@ -49,5 +50,5 @@ def _content(path: Path) -> bytes:
     with path.open("rb") as file:
         data = file.read(MAX_FILE + 1)
     if len(data) > MAX_FILE:
-        raise NotFound(f"it has more than {MAX_FILE >> 20} MiB")
+        raise NotFound(f"it has more than {size(MAX_FILE)}")
     return data

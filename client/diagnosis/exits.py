@@ -6,11 +6,11 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from probing.api.text import ranks_of, sql_text
 from probing.client.diagnosis.findings import ns_of
-from probing.client.jobs import sql_text
 from probing.client.render.rows import Row, rows_of
 from probing.diagnosis.facts import MAX_RANKS, Exit, Facts, Missing, Process, Rank
-from probing.diagnosis.words import exit_text, ranks_of
+from probing.diagnosis.words import exit_text
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from probing.client.render.rows import Row
-from probing.client.render.text import clock
+from probing.client.zone import clock
 
 __all__ = (
     "OPEN",
@@ -102,7 +102,7 @@ def timed(row: Row, now_ns: int | None) -> str:
     stored = float(lasts[1]) * unit
     if stored > written - since + max(unit, _SECOND_NS) or now_ns < since:
         return sentence
-    from probing.diagnosis.words import time_text
+    from probing.api.text import time_text
 
     return f"{sentence[: lasts.start()]} for {time_text(now_ns - since)}{sentence[lasts.end() :]}"
 

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from probing.api.errors import NotFound, UsageError
+from probing.api.text import age, escape, sql_text
 from probing.client.absence import partial
 from probing.client.diagnosis.findings import PARTS, newest_sql, ns_of, parsed, timed
 from probing.client.diagnosis.outcome import confidence_word
-from probing.client.jobs import silent_nodes, sql_text
+from probing.client.jobs import silent_nodes
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
-from probing.client.render.table import terminal_width
-from probing.client.render.text import age, clock, escape, when, wrapped
+from probing.client.render.table import terminal_width, wrapped
 from probing.client.session import warn
 from probing.client.settings import Settings
 from probing.client.times import Interval
+from probing.client.zone import clock, when
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster

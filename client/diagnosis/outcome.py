@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from probing.api.text import age, plural, utc
 from probing.client.diagnosis.exits import how_it_ended
 from probing.client.render.rows import Row
-from probing.client.render.text import age, plural, utc, when
+from probing.client.zone import when
 from probing.diagnosis.facts import Facts, Missing, Rank
 from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.report import CANNOT_TELL, HEALTHY, QUIET_NS, as_dict, unread

@@ -6,9 +6,11 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
+from probing.api.text import age, escape, numbers_text, plural, utc
 from probing.client.diagnosis.outcome import confidence_word, healthy_sentence, missing_text
-from probing.client.render.text import age, clock, cut_mark, escape, plural, ranks_text, utc, wrapped
+from probing.client.render.table import cut_mark, wrapped
 from probing.client.stacks.text import frame_text
+from probing.client.zone import clock
 from probing.diagnosis.facts import Facts, Frame, Missing
 from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.next_steps import filled_in
@@ -115,10 +117,12 @@ def _victims(finding: Finding, facts: Facts) -> list[str]:
     lines = []
     if waiting:
         one = len(waiting) == 1
-        lines.append(f"rank {waiting[0]} waits" if one else f"{len(waiting):,} ranks wait: {ranks_text(waiting)}")
+        lines.append(f"rank {waiting[0]} waits" if one else f"{len(waiting):,} ranks wait: {numbers_text(waiting)}")
     if ended:
         one = len(ended) == 1
-        lines.append(f"rank {ended[0]} ended, too" if one else f"{len(ended):,} ranks ended, too: {ranks_text(ended)}")
+        lines.append(
+            f"rank {ended[0]} ended, too" if one else f"{len(ended):,} ranks ended, too: {numbers_text(ended)}"
+        )
     return lines
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from probing.api.errors import FormatError, NotFound, PeerError, ProbingError, UsageError
+from probing.api.text import escape
 from probing.client.diagnosis.skill_file import Skill, Step, load_skill, templated, values_of
 from probing.client.diagnosis.skill_rules import Condition, condition_of
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
-from probing.client.render.table import Field, render, show_value, terminal_width
-from probing.client.render.text import escape, wrapped
+from probing.client.render.table import Field, render, show_value, terminal_width, wrapped
 from probing.client.settings import Settings
 
 if TYPE_CHECKING:

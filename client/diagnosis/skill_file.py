@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from probing.api.errors import FormatError, UsageError
+from probing.api.text import sql_text
 
 __all__ = ("Parameter", "Rule", "Skill", "Step", "load_skill", "templated", "values_of")
 
@@ -228,7 +229,7 @@ def values_of(skill: Skill, given: Mapping[str, str], *, everywhere: bool) -> di
     found |= {name: prefix + table for name, table in _TABLES.items()}
     # Templates have text parameters between quotes.
     quoted = {name for name, parameter in known.items() if parameter.kind == "string"}
-    found = {name: value.replace("'", "''") if name in quoted else value for name, value in found.items()}
+    found = {name: sql_text(value)[1:-1] if name in quoted else value for name, value in found.items()}
     for name, template in skill.variables.items():
         found[name] = templated(_CHOICE.sub(lambda m: m[2] if found.get(m[1]) == "true" else m[3], template), found)
     return found

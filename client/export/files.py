@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Counts", "Directory", "OneFile", "Place", "file_name")
 
-# Rows of a file at most, so that readers can share a day between them.
+# Most rows of a file: parallel readers divide a day by files.
 ROWS_A_FILE = 4_000_000
 Where = tuple[str, str, str]
 
@@ -44,7 +44,7 @@ class Counts:
 
 
 def file_name(node: str) -> str:
-    """Returns a node's name without characters that a file name must not have: nodes are not trusted."""
+    """Returns a node's name as part of a file name; nodes are not trusted."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", node).lstrip(".")[:100] or "node"
 
 

@@ -9,9 +9,8 @@ from datetime import datetime, timedelta, timezone
 from typing import TypedDict
 
 from probing.api.errors import NotFound, UsageError
+from probing.api.text import sql_table, sql_text, utc
 from probing.client.render.rows import Record, rows_of
-from probing.client.render.text import utc
-from probing.client.session import sql_text
 from probing.client.times import bound
 from probing.federation.execution.answer import Reply
 
@@ -56,7 +55,7 @@ class Plan(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``begin`` (None: all there is) and ``end`` (exclusive) are UTC ns; no ``tables``: all stored ones."""
+    """``begin`` (None: the first row) and ``end`` (exclusive) are UTC ns; no ``tables``: all stored ones."""
 
     begin: int | None
     end: int
@@ -94,18 +93,19 @@ class Wanted:
         """Returns SQL for the days on which ``table`` has rows, numbered since 1970."""
         # A cast to DATE would round to microseconds first, into the next day.
         day = f"epoch_ns(ts) // {DAY_NS}"
-        return f"SELECT DISTINCT {day} AS day FROM {_quoted(table)}{self._where(table, *self.span(table))}"
+        return f"SELECT DISTINCT {day} AS day FROM {sql_table(table.name)}{self._where(table, *self.span(table))}"
 
     def days(self, table: Found, answer: Reply | None) -> list[Day]:
-        """Returns the days of ``table`` from the answer to ``days_sql``; None: a table without days has one, now."""
+        """Returns the days of ``table`` by the answer to ``days_sql``; None: it has no ``ts``, and one day, today."""
         if answer is None:
-            return [Day(_date(self.end // DAY_NS), f"SELECT * FROM {_quoted(table)}{self._where(table, None, None)}")]
+            sql = f"SELECT * FROM {sql_table(table.name)}{self._where(table, None, None)}"
+            return [Day(_date(self.end // DAY_NS), sql)]
         begin, end = self.span(table)
         found = []
         for day in sorted({int(row["day"]) for row in rows_of(answer.table) if row["day"] is not None}):
             first = day * DAY_NS if begin is None else max(day * DAY_NS, begin)
             where = self._where(table, first, min((day + 1) * DAY_NS, end))
-            found.append(Day(_date(day), f"SELECT * FROM {_quoted(table)}{where}"))
+            found.append(Day(_date(day), f"SELECT * FROM {sql_table(table.name)}{where}"))
         return found
 
     def _where(self, table: Found, begin: int | None, end: int | None) -> str:
@@ -123,11 +123,6 @@ def _full(row: Record) -> str:
     return f"{row['table_schema']}.{row['table_name']}"
 
 
-def _quoted(table: Found) -> str:
-    schema, _, name = table.name.partition(".")
-    return f'"{schema}"."{name}"'
-
-
 def _time(ns: int) -> str:
     text = utc(ns).replace("T", " ").rstrip("Z")
     return f"CAST('{text}' AS TIMESTAMP_NS)"
@@ -141,7 +136,7 @@ def _date(day: int) -> str:
 
 
 def _table_names(text: str | None) -> tuple[str, ...]:
-    """The tables in ``A,B,C``."""
+    """Returns the names of tables in ``A,B,C``."""
     names = tuple(dict.fromkeys(part.strip().lower() for part in (text or "").split(",") if part.strip()))
     for name in names:
         if _NAME.fullmatch(name) is None:

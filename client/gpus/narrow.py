@@ -11,12 +11,12 @@ __all__ = ("fitting",)
 
 
 def fitting(fields: Sequence[Field], rows: Sequence[Row], width: int | None, *, spare: Sequence[str]) -> list[Field]:
-    """Returns ``fields`` without as many of those with the keys ``spare``, in order, as the width asks for."""
+    """Returns ``fields`` without the first ones of the keys ``spare``, as many as must go for the table to fit."""
     kept = list(fields)
     for key in spare:
         if width is None or not rows or Grid(kept, rows, width).width <= width:
             break
-        # What distinguishes rows stays.
+        # A column that distinguishes rows stays.
         if len({str(row.get(key)) for row in rows}) == 1 or key != "node":
             kept = [field for field in kept if field.key != key]
     return kept

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ("DEVICES", "LINKS", "MEMORY", "PROCESSES", "READINGS", "ask", "by_device", "device_key")
 
-# What has no reading for so long is not shown, s.
+# Seconds after which a device without a reading is not shown.
 RECENT_S = 30
 # All links are written once a minute.
 LINKS_S = 150
@@ -27,7 +27,7 @@ LINKS = f"SELECT * FROM gpu.links WHERE ts > now() - INTERVAL {LINKS_S} SECOND "
     key="node, kind, device_id, link, peer"
 )
 DEVICES = "SELECT * FROM gpu.devices"
-# A row each host.memory_interval_s, 10 s unless it is configured.
+# A row comes every host.memory_interval_s, 10 s by default.
 MEMORY = "SELECT * FROM process.memory WHERE ts > now() - INTERVAL 60 SECOND " + _LAST.format(key="node, pid, start_ns")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from probing.api.text import bandwidth, escape, numbers_text
 from probing.client.render.rows import Row
-from probing.client.render.table import Field, render
-from probing.client.render.text import escape, ranks_text, size, wrapped
+from probing.client.render.table import Field, render, wrapped
 
 __all__ = ("drawn",)
 
@@ -41,7 +41,7 @@ def _numa(number: int | None, node: Row) -> str:
     lines = [f"  {title}" + (f", CPUs {cpus}" if cpus else "")]
     for gpu in gpus:
         words = [f"GPU{gpu['device_id']}", gpu["bus_id"] or "-", _trained(_pcie(node, gpu) or {})]
-        words.append(f"rank {ranks_text(gpu['ranks'])}" if gpu["ranks"] else "no rank")
+        words.append(f"rank {numbers_text(gpu['ranks'])}" if gpu["ranks"] else "no rank")
         lines.append("    " + "  ".join(words + [gpu["state"]] * (gpu["state"] != "ok")))
     lines += [f"    {nic['peer']}  {nic['peer_kind']}  {_trained(nic)}" for nic in nics]
     return "".join(escape(line) + "\n" for line in lines)
@@ -52,7 +52,7 @@ def _pcie(node: Row, gpu: Row) -> Row | None:
 
 
 def _trained(link: Row) -> str:
-    """Formats a PCIe link: ``PCIe 5.0 x16``, or ``PCIe 4.0 x8 of 5.0 x16`` for one that is below its best."""
+    """Returns a PCIe link as ``PCIe 5.0 x16``, or ``PCIe 4.0 x8 of 5.0 x16`` where it is slower than it can be."""
     if not link.get("width"):
         return "PCIe ?"
     now, best = _speed(link["generation"], link["width"]), _speed(link["generation_max"], link["width_max"])
@@ -64,7 +64,7 @@ def _speed(generation: int | None, width: int | None) -> str:
 
 
 def _nics(node: Row) -> list[Row]:
-    """Returns one link to each NIC: what it says of the NIC is the same for each GPU."""
+    """Returns one link to each NIC; all links to a NIC say the same of it."""
     found: dict[str, Row] = {}
     for link in node["links"]:
         if link["kind"] == "nic":
@@ -80,7 +80,7 @@ def _matrix(node: Row, width: int | None) -> str:
     rows = []
     for gpu in gpus:
         own = gpu["device_id"]
-        row: Row = {"gpu": f"GPU{own}", "ranks": ranks_text(gpu["ranks"]) if gpu["ranks"] else None}
+        row: Row = {"gpu": f"GPU{own}", "ranks": numbers_text(gpu["ranks"]) if gpu["ranks"] else None}
         row |= {
             f"g{other['device_id']}": _way(ways.get((own, other["device_id"])), own == other["device_id"])
             for other in gpus
@@ -112,7 +112,7 @@ def _wrong(link: Row) -> list[str]:
         return [f"{gpu}: NVLink {link['link']} has had {', '.join(counts)}"]
     if link["kind"] == "pcie" and link["state"] == "degraded":
         speeds = [link["speed_bytes_per_s"], link["speed_max_bytes_per_s"]]
-        carried = f": {size(speeds[0])}/s instead of {size(speeds[1])}/s" if all(speeds) else ""
+        carried = f": {bandwidth(speeds[0] / 1e9)} instead of {bandwidth(speeds[1] / 1e9)}" if all(speeds) else ""
         return [f"{gpu}: {_trained(link)}{carried}"]
     if link["kind"] == "gpu" and link["p2p"] not in (None, "ok"):
         return [f"{gpu} cannot read the memory of GPU{link['peer_id']}: {link['p2p']}"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ("Wanted", "gathered", "with_bandwidth")
 
 DEFAULT_PORT = 29500
-# Addresses that say nothing to others.
+# Addresses that no other node can use.
 _WILDCARDS = ("0.0.0.0:", "[::]:", "unix:", ":")
 
 
@@ -76,7 +76,7 @@ def gathered(cluster: Cluster, wanted: Wanted, plan: Plan) -> Case:
 
 
 def with_bandwidth(cluster: Cluster, case: Case) -> Case:
-    """Returns the case with what the nodes send each other: one node after the other, so that none shares its link."""
+    """Returns the case with bandwidths between nodes, measured one after the other, so that no two share a link."""
     transfers: dict[str, tuple[Transfer, ...]] = {}
     known = {node.node for node in case.nodes}
     for address in cluster.addresses():
@@ -99,7 +99,7 @@ def _planned(facts: NodeFacts, ranks: Mapping[str, tuple[NodeRank, ...]]) -> Nod
 
 
 def _master_of(plan: Plan) -> dict[str, str]:
-    """The variables of all ranks, with MASTER_ADDR and MASTER_PORT of the first rank that has one."""
+    """Returns the variables of all ranks, with MASTER_ADDR and MASTER_PORT of the first rank that has one."""
     found = dict(plan.variables)
     for ranks in plan.ranks.values():
         for rank in ranks:
@@ -126,7 +126,7 @@ async def _ask(node: Node, request: pb.PreflightRequest, seconds: float) -> tupl
     begun = time.time_ns()
     reply = await node.preflight(request, seconds)
     ended = time.time_ns()
-    # The way there and back, as NTP (RFC 5905, 8) takes it: the offset is off by half of what the two took.
+    # As NTP (RFC 5905, 8) does: the offset is known to half of the round trip.
     offset = ((reply.received_ns - begun) + (reply.node_time_ns - ended)) / 2
     error = max((ended - begun) - (reply.node_time_ns - reply.received_ns), 0) / 2
     try:

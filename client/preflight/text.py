@@ -1,14 +1,15 @@
-"""What people see of ``preflight``: a line for each result, the worst first, and the matrix of round trips."""
+"""The text of ``preflight``: a line for each result, the worst first, and the matrix of round trips."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.client.render.text import age, escape, plural, wrapped
+from probing.api.text import age, escape, plural
+from probing.client.render.table import wrapped
 from probing.diagnosis.preflight.checks.round_trips import Cell
 from probing.diagnosis.preflight.result import FAIL, SKIPPED, STATES, WARN, Result
 
-__all__ = ("people",)
+__all__ = ("results_text",)
 
 # More nodes than this do not fit beside each other; the result names the pairs that matter.
 _MOST_COLUMNS = 8
@@ -17,7 +18,7 @@ _COLOURS = {FAIL: "31;1", WARN: "33", SKIPPED: "2"}
 _WORD = 8
 
 
-def people(found: Sequence[Result], cells: Sequence[Cell], width: int | None, *, colour: bool = False) -> str:
+def results_text(found: Sequence[Result], cells: Sequence[Cell], width: int | None, *, colour: bool = False) -> str:
     """Returns the text for a terminal of ``width`` columns; 80 where there is none."""
     lines = []
     for result in sorted(found, key=lambda one: STATES.index(one.state)):
@@ -40,7 +41,7 @@ def _result(result: Result, width: int, *, colour: bool) -> list[str]:
 
 
 def _matrix(cells: Sequence[Cell]) -> list[str]:
-    """Returns the round trips, rows to columns; none where there are too many nodes, or none was measured."""
+    """Returns a table of the round trips from row to column; no lines for too many nodes, or without a measurement."""
     nodes = sorted({cell[0] for cell in cells})
     if not 1 < len(nodes) <= _MOST_COLUMNS or all(cell[2] is None for cell in cells):
         return []

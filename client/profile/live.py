@@ -10,23 +10,23 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from probing.api.errors import NotFound, ProbingError
+from probing.api.text import sql_text
 from probing.client.messages import Change, Setting
 from probing.client.profile.request import Request, Selection
 from probing.client.render.progress import StatusLine
 from probing.client.render.rows import rows_of
-from probing.client.session import sql_text
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
 __all__ = ("sample",)
 
-# s by which the change outlives the wait, should nobody take it back.
+# Seconds after the wait at which the change ends by itself, if it was not taken back.
 _SLACK = 5.0
 
 
 def sample(cluster: Cluster, request: Request) -> Request:
-    """Samples for ``request.live`` seconds; returns ``request`` for the interval in which that was.
+    """Samples for ``request.live`` seconds; returns ``request`` for the interval of these samples.
 
     Raises NotFound when there is no such job or process.
     """
@@ -35,7 +35,7 @@ def sample(cluster: Cluster, request: Request) -> Request:
     changes = {"sampling.hz": str(request.hz)}
     if request.selected.state != "cpu" or (request.any_state and request.kind == "svg"):
         changes["sampling.off_cpu"] = "true"
-    # Samples that come before the last node has changed its settings count as well.
+    # Samples of the first nodes count while the last node still changes its settings.
     begun = time.monotonic()
     with (
         _changed(cluster, changes, targets, request.live + _SLACK),
@@ -72,7 +72,7 @@ def _changed(cluster: Cluster, changes: dict[str, str], targets: Sequence[Change
             cluster.config(key, changes[key], **_with(target, {"seconds": length}))
         yield
     finally:
-        # A process may have ended, and should a node not answer now, its change ends by itself soon.
+        # A process may have ended; on a node that does not answer the change soon ends by itself.
         for target, key in asked:
             with suppress(ProbingError):
                 cluster.config(key, **_with(target, {"reset": True}))
@@ -86,7 +86,7 @@ def _with(target: Change, more: Change) -> Change:
 
 
 def _earlier(cluster: Cluster, key: str, target: Change) -> list[Setting]:
-    """Returns the changes that somebody else made for the same target."""
+    """Returns earlier changes of the same setting for the same target."""
     scope = (target.get("job"), target.get("pid"))
     found = [row for row in cluster.config(key, **target) if (row["job"], row["pid"]) == scope]
     everywhere = scope == (None, None)

@@ -52,7 +52,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``kind`` is cpu, wall or off_cpu; ``trains``: of the threads that train alone.
+    """``kind`` is cpu, wall or off_cpu; ``trains``: it has only the threads that train.
 
     The interval: ``begin_ns`` is CLOCK_REALTIME, 0 when unknown.
     """
@@ -75,7 +75,7 @@ class Profile:
 
     @property
     def time_text(self) -> str:
-        """Returns which part of the time it has: ``on the CPU``, ``on and off the CPU, 96% off``."""
+        """Returns the part of the time that the profile covers: ``on the CPU``, ``on and off the CPU, 96% off``."""
         if self.kind != "wall":
             return "on the CPU" if self.kind == "cpu" else "off the CPU"
         away = sum(sample.ns for sample in self.samples if (STATE, OFF_CPU) in sample.labels)
@@ -110,7 +110,7 @@ def without_lines(profile: Profile) -> Profile:
 
 
 def folded_imports(profile: Profile) -> Profile:
-    """Returns the profile with one frame for the import system in each stack, in place of five for each import."""
+    """Returns the profile with one frame for each import, in place of five frames of the import system."""
     samples = (s._replace(frames=_without_importlib(s.frames)) for s in profile.samples)
     return replace(profile, samples=tuple(samples))
 

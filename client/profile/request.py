@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from probing.api.errors import UsageError
-from probing.client.render.text import utc, when
-from probing.client.session import sql_text
+from probing.api.text import sql_text, utc
 from probing.client.settings import process_id
 from probing.client.times import Bound, bound, seconds
+from probing.client.zone import when
 
 __all__ = ("KINDS", "Request", "Selection", "at_times", "base_of", "labels", "of_training_threads")
 
@@ -59,14 +59,14 @@ class Selection:
         return " AND ".join(parts)
 
     def title(self) -> str:
-        """Returns such as ``job 4711, rank 3``."""
+        """Returns the processes as ``job 4711, rank 3``."""
         who = [f"job {self.job}"] if self.job else []
         who += [] if self.rank is None else [f"rank {self.rank}"]
         who += [f"pid {', '.join(map(str, self.pids))}"] if self.pids else []
         return (", ".join(who) or "all processes") + (" with the GIL" if self.gil else "")
 
     def interval(self) -> str:
-        """Returns such as ``since 5m ago``, or ``from 10m ago until 5m ago``."""
+        """Returns the interval as ``since 5m ago``, or ``from 10m ago until 5m ago``."""
         begin = _when(self.since_at, self.since, self.shift)
         end = _when(self.until_at, self.until, self.shift)
         return f"since {begin}" if end == "now" else f"from {begin} until {end}"
@@ -83,8 +83,8 @@ class Selection:
 class Request:
     """``live``: seconds to sample now at ``hz``; 0: stored samples. ``base`` is what ``selected`` is compared with.
 
-    ``by`` are labels of samples that are kept apart; ``lines`` keeps the lines of a function apart. ``any_state``:
-    whether the time is to be on or off the CPU was left open.
+    Samples are grouped by the labels ``by``, and by line of a function if ``lines``. ``any_state``: no option says
+    whether the time is on or off the CPU.
     """
 
     selected: Selection
@@ -103,7 +103,7 @@ class Request:
 
     @property
     def rivals(self) -> tuple[str, str]:
-        """Returns ``selected`` and ``base`` by what differs: ``rank 1`` and ``rank 0``; ``now`` and ``before``."""
+        """Returns names of ``selected`` and ``base`` by what differs: ``rank 1``, ``rank 0``; ``now``, ``before``."""
         one, other = self.selected, self.base
         if other is None or other.shift != one.shift:
             return "now", "before"
@@ -115,7 +115,7 @@ class Request:
 
 
 def of_training_threads(request: Request) -> Request:
-    """Returns ``request`` for the time on and off the CPU of the threads that train: others wait nearly always."""
+    """Returns ``request`` for the time on and off the CPU of training threads alone: others wait nearly always."""
     selected, base = (
         None if one is None else replace(one, state="wall", trains=True) for one in (request.selected, request.base)
     )

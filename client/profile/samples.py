@@ -19,7 +19,7 @@ __all__ = ("INCOMPLETE", "off_cpu_share", "read_profiles")
 INCOMPLETE = Frame("(outer frames are missing)")
 _NO_FRAMES = Frame("(no Python frame)")
 _UNKNOWN = Frame("(the stack is not stored)")
-# Stacks for one query, which keeps its text well below the bound of the nodes.
+# Stacks of one query: its text stays well below the bound of the nodes.
 _CHUNK = 1000
 _SAMPLES = """
 SELECT node, job, rank, pid, thread, stack_id, on_cpu, sum("count") AS n, sum(duration_ns) AS ns
@@ -36,7 +36,7 @@ FROM python.stacks WHERE stack_id IN ({ids}) GROUP BY stack_id
 
 
 def read_profiles(cluster: Cluster, selections: Sequence[Selection]) -> list[Profile]:
-    """Returns a profile for each selection, without samples where there are none."""
+    """Returns a profile for each selection; it may have no samples."""
     now = time.time_ns()
     found = [rows_of(cluster.query(_SAMPLES.format(where=selection.where()))) for selection in selections]
     stacks = _stacks(cluster, {row["stack_id"] for rows in found for row in rows})
@@ -64,7 +64,7 @@ def _stacks(cluster: Cluster, ids: Iterable[int]) -> dict[int, tuple[Frame, ...]
 
 
 def _frames(row: Row) -> tuple[Frame, ...]:
-    """Returns frames outermost first; a frame stands for missing outer frames, which keeps cut stacks apart."""
+    """Returns frames outermost first; a cut stack begins with a frame for the missing ones, to keep it apart."""
     frames = tuple(Frame(f["func"], f["file"], f["lineno"]) for f in reversed(row["frames"]))
     return frames or (_NO_FRAMES,) if row["complete"] else (INCOMPLETE, *frames)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from probing.api.text import age, escape, plural
 from probing.client.profile.model import Frame, Profile, Sample, short_files
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, render
-from probing.client.render.text import age, escape, plural
 
-__all__ = ("difference_people", "difference_rows", "function_rows", "people")
+__all__ = ("difference_rows", "difference_text", "function_rows", "profile_text")
 
 _SHOWN = 30
 _Values = tuple[str | None, ...]
@@ -18,8 +18,8 @@ _Values = tuple[str | None, ...]
 def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
     """Returns rows of func, file, lineno, self_ns, total_ns, self_share, total_share; the largest self time first.
 
-    With the labels ``by`` there is a row for each function and value of these, which are its first columns; shares are
-    of the time of that value.
+    With the labels ``by``, whose columns come first, there is a row for each function and value of the labels; shares
+    are parts of the time of that value.
     """
     wholes = _wholes(profile, by)
     rows = [
@@ -67,7 +67,7 @@ def _times(profile: Profile, by: Sequence[str]) -> dict[tuple[_Values, Frame], t
 
 
 def _wholes(profile: Profile, by: Sequence[str]) -> dict[_Values, int]:
-    """Returns the time of each value of the labels ``by``, in ns and never 0."""
+    """Returns the time by value of the labels ``by``, in ns, at least 1."""
     wholes: dict[_Values, int] = {}
     for sample in profile.samples:
         values = _values(sample, by)
@@ -92,7 +92,7 @@ def _place(frame: Frame) -> Row:
     return {"func": frame.func, "file": frame.file, "lineno": frame.lineno}
 
 
-def people(profile: Profile, when: str, width: int | None, by: Sequence[str] = ()) -> str:
+def profile_text(profile: Profile, when: str, width: int | None, by: Sequence[str] = ()) -> str:
     """Returns the first functions as a table, below a line about all samples."""
     fields = [
         Field("SELF", "self_ns", age, right=True),
@@ -104,7 +104,7 @@ def people(profile: Profile, when: str, width: int | None, by: Sequence[str] = (
     return f"{_head(profile, when)}\n{_rendered(fields, rows, width, [profile], by)}"
 
 
-def difference_people(base: Profile, chosen: Profile, width: int | None, by: Sequence[str] = ()) -> str:
+def difference_text(base: Profile, chosen: Profile, width: int | None, by: Sequence[str] = ()) -> str:
     """Returns the functions with the largest changes as a table, with their shares before and after."""
     fields = [
         Field("SELF", "self_change", _points, right=True),

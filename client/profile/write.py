@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from probing.api.text import age, encoded, escape, plural
 from probing.client.profile.model import Profile, folded_imports, grouped, without_lines
 from probing.client.profile.request import Request
-from probing.client.profile.table import difference_people, difference_rows, function_rows, people
+from probing.client.profile.table import difference_rows, difference_text, function_rows, profile_text
 from probing.client.render.output import write_bytes, write_objects
 from probing.client.render.table import terminal_width
-from probing.client.render.text import age, encoded, escape, plural
 from probing.client.settings import Settings
 from probing.client.version import program
 
@@ -20,9 +20,9 @@ __all__ = ("write_profiles",)
 def write_profiles(
     settings: Settings, request: Request, profiles: Sequence[Profile], away: float | None = None
 ) -> None:
-    """Writes the first of ``profiles``, or how it differs from the second one where ``request`` has a base.
+    """Writes the first of ``profiles``, or its difference from the second where ``request`` has a base.
 
-    ``away``: the share of the training threads' time that is off the CPU, where it is most and not in the profiles.
+    ``away``: the share of the training threads' time off the CPU, where the profiles lack it and it is the larger part.
     """
     shaped = _shaped(request, list(profiles))
     if request.base is None:
@@ -65,7 +65,7 @@ def _write(settings: Settings, request: Request, profile: Profile, away: float |
         _write_file(settings, request.kind, writers[request.kind]())
         return
     rows = function_rows(profile, request.by)
-    write_objects(settings, rows, people(profile, when, _width(settings), request.by), rows)
+    write_objects(settings, rows, profile_text(profile, when, _width(settings), request.by), rows)
 
 
 def _write_difference(settings: Settings, request: Request, base: Profile, chosen: Profile, away: float | None) -> None:
@@ -85,7 +85,7 @@ def _write_difference(settings: Settings, request: Request, base: Profile, chose
         _write_file(settings, request.kind, writers[request.kind]())
         return
     rows = difference_rows(base, chosen, request.by)
-    write_objects(settings, rows, difference_people(base, chosen, _width(settings), request.by), rows)
+    write_objects(settings, rows, difference_text(base, chosen, _width(settings), request.by), rows)
 
 
 def _write_file(settings: Settings, kind: str, content: str | bytes) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from probing.api.errors import ProbingError, UsageError
+from probing.api.text import encoded
 from probing.client.absence import require_all
 from probing.client.render.rows import Record, dump_json, dump_line, rows_of
 from probing.client.render.table import Field, render, terminal_width
-from probing.client.render.text import encoded
 from probing.client.render.writers import csv_text, fields_of, writer_of
 from probing.client.settings import Settings
 
@@ -34,7 +34,7 @@ _BINARY = ("parquet", "arrow")
 
 
 def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Writes rows as they come and returns how many. A file is written whole or not at all."""
+    """Writes rows as they come and returns their number. A file is written whole or not at all."""
     rows = 0
     with _sink(settings) as sink:
         on_terminal = settings.output is None and sys.stdout.isatty()
@@ -52,26 +52,26 @@ def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.Rec
 
 
 def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | None = None) -> None:
-    """Writes an Arrow table. ``fields`` are the columns that people see, all if left out. Raises as ``require_all``."""
+    """Writes an Arrow table; in format table only its columns ``fields``, or all. Raises as ``require_all``."""
     if settings.format == "table":
         if not table.num_rows:
             require_all()
-        _write_text(settings, _people(settings, fields or fields_of(table.schema), rows_of(table)))
+        _write_text(settings, _table_text(settings, fields or fields_of(table.schema), rows_of(table)))
     else:
         write_stream(settings, table.schema, table.to_batches())
 
 
-def write_objects(settings: Settings, objects: Sequence[Record] | Record, people: str, flat: Sequence[Record]) -> None:
-    """Writes ``objects`` as JSON, ``people`` as the table, and ``flat`` (rows of one level) in the formats of rows.
+def write_objects(settings: Settings, objects: Sequence[Record] | Record, text: str, flat: Sequence[Record]) -> None:
+    """Writes one of three forms of an answer: ``objects`` as JSON, ``text`` as table, ``flat`` in the formats of rows.
 
-    Raises PartialAnswer where they are empty and a node did not answer.
+    Raises PartialAnswer where the answer is empty and a node did not answer.
     """
     if not flat and not any(objects.values() if isinstance(objects, Mapping) else objects):
         require_all()
     if settings.format in ("json", "jsonl"):
         _write_json(settings, objects)
     elif settings.format == "table":
-        _write_text(settings, people)
+        _write_text(settings, text)
     elif settings.format == "csv":
         on_terminal = settings.output is None and sys.stdout.isatty()
         _write_text(settings, csv_text(list(flat[0]) if flat else [], flat, terminal=on_terminal))
@@ -83,7 +83,7 @@ def write_objects(settings: Settings, objects: Sequence[Record] | Record, people
 
 def write_table(settings: Settings, fields: Sequence[Field], rows: Sequence[Record]) -> None:
     """Writes rows of JSON's types."""
-    write_objects(settings, rows, _people(settings, fields, rows) if settings.format == "table" else "", rows)
+    write_objects(settings, rows, _table_text(settings, fields, rows) if settings.format == "table" else "", rows)
 
 
 def write_bytes(settings: Settings, data: bytes, kind: str, *, on_terminal: bool) -> None:
@@ -104,7 +104,7 @@ def write_report(path: Path, report: Record) -> None:
         file.write(dump_json(report).encode())
 
 
-def _people(settings: Settings, fields: Sequence[Field], rows: Sequence[Record]) -> str:
+def _table_text(settings: Settings, fields: Sequence[Field], rows: Sequence[Record]) -> str:
     to_terminal = settings.output is None
     width = terminal_width() if to_terminal else None
     text = render(fields, rows, width, bold=width is not None)
@@ -147,7 +147,7 @@ def _refuse_terminal(kind: str) -> None:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Opens a file beside ``path`` that replaces it, with ``mode`` less the umask, when all is written.
+    """Opens a file that replaces ``path``, with ``mode`` less the umask, once the context ends without an error.
 
     A device or pipe is written directly; a link as well, since /dev/stdout may lead to a plain file.
     """

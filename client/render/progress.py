@@ -1,4 +1,4 @@
-"""A line on the terminal that says how far a command is, once it takes longer than a blink."""
+"""A line on the terminal that says how far a command is, once it has taken half a second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from probing.client.render.text import count, plural
+from probing.api.text import count, plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +76,7 @@ class StatusLine:
 
 
 class Progress:
-    """A context around a query, with a status line; ``update`` takes the progress that nodes report."""
+    """A context that shows the progress of a query on a status line; ``update`` receives what nodes report."""
 
     def __init__(self) -> None:
         self._line = StatusLine(self.line)
@@ -87,7 +87,7 @@ class Progress:
 
     @property
     def wanted(self) -> bool:
-        """Whether the line is shown, so that nodes have to report."""
+        """Whether the line is shown: only then nodes are asked to report progress."""
         return self._line.wanted
 
     def __enter__(self) -> Progress:
@@ -108,11 +108,11 @@ class Progress:
             self._nodes[address] = reported
 
     def done(self, nodes: int, all_nodes: int) -> None:
-        """Takes how many of all nodes have answered or failed."""
+        """Sets the number of nodes that have answered or failed, and of all nodes."""
         self._done = (nodes, all_nodes)
 
     def counting(self, batches: Iterator[pa.RecordBatch], *, to_terminal: bool) -> Iterator[pa.RecordBatch]:
-        """Yields ``batches`` and counts their rows. ``to_terminal``: the line is erased before the first of them."""
+        """Yields ``batches`` and counts their rows. ``to_terminal``: the line is erased before the first batch."""
         for batch in batches:
             if to_terminal:
                 self.stop()
@@ -122,7 +122,7 @@ class Progress:
             self.stop()
 
     def line(self, elapsed: float) -> str:
-        """Returns the text of the line, ``elapsed`` seconds after the begin."""
+        """Returns the text of the line, ``elapsed`` seconds after the start."""
         with self._lock:
             reported = list(self._nodes.values())
         end = f"{elapsed:.1f} s, Ctrl-C ends it"

@@ -9,7 +9,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from probing.client.render.text import escape_json, utc
+from probing.api.text import escape_json, utc
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,23 +33,23 @@ Row = dict[str, Any]
 Record = Mapping[str, Any]
 """As Row, for readers: a dict of the types in messages.py as well."""
 
-# Up to so many times are formatted here: a cast imports pyarrow's compute functions, which takes longer.
+# Longest column of times that is formatted here: for short ones importing pyarrow's compute functions takes longer.
 _FEW = 1000
 
 
 def rows_of(table: pa.Table) -> list[Row]:
-    """Returns a dict for each row. Of columns with equal names the later ones get ``_1``, ``_2``..."""
+    """Returns a dict for each row; a repeated name of a column gets ``_1``, ``_2``..."""
     names = names_of(table.column_names)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns_of(table), strict=True)]
 
 
 def columns_of(table: pa.Table) -> list[list[Any]]:
-    """Returns the values of each column, of JSON's types."""
+    """Returns the values of each column, in JSON's types."""
     return [_column(column) for column in table.columns]
 
 
 def names_of(names: Sequence[str]) -> list[str]:
-    """Returns ``names`` with a number behind repeated ones."""
+    """Returns ``names`` made unique: a repeated name gets ``_1``, ``_2``..."""
     seen: dict[str, int] = {}
     unique: list[str] = []
     for name in names:
@@ -65,7 +65,7 @@ def names_of(names: Sequence[str]) -> list[str]:
 
 
 def storable_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns ``schema`` for Parquet: unique names, and text for types it lacks (intervals, unions, NULL alone)."""
+    """Returns ``schema`` for Parquet: unique names, and text for types that Parquet lacks (intervals, unions, NULL)."""
     import pyarrow as pa
 
     kinds = [pa.string() if _lacking(kind) else kind for kind in schema.types]
@@ -73,7 +73,7 @@ def storable_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def storable(table: pa.Table) -> pa.Table:
-    """Returns ``table`` in the types of ``storable_schema``; texts are those of JSON."""
+    """Returns ``table`` in the types of ``storable_schema``; values of other types become JSON."""
     for i, field in enumerate(storable_schema(table.schema)):
         if _lacking(table.schema.field(i).type):
             table = table.set_column(i, field, _as_text(table.column(i)))
@@ -93,7 +93,7 @@ def _column(column: pa.ChunkedArray[Any]) -> list[Any]:
 
     kind = column.type
     if pa.types.is_timestamp(kind):
-        # With a zone it is UTC all the same: the zone only says how to show it.
+        # A time with a zone is stored as UTC: the zone only says how to show it.
         return _times(column if kind.tz is None else column.cast(pa.timestamp(kind.unit)))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return column.to_pylist()
@@ -115,7 +115,7 @@ def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
 
 
 def _times(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """Converts through text, because Python's datetime has no nanoseconds; None for a time beyond the calendar."""
+    """Returns times as ISO 8601, None beyond the calendar; by way of Arrow's text, as datetime has no nanoseconds."""
     import pyarrow as pa
 
     if column.type.unit == "ns" and len(column) <= _FEW:
@@ -136,7 +136,7 @@ def _scalar(value: pa.Scalar[Any]) -> Any:
 
 
 def _microseconds(kind: Any) -> Any:
-    """Returns ``kind`` with its times in microseconds, the resolution of Python's datetime."""
+    """Returns the type ``kind`` with times in microseconds, the resolution of Python's datetime."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind):
@@ -201,6 +201,6 @@ def dump_value(value: Any) -> str:
 
 
 def dump_line(rows: Iterable[Any]) -> Iterable[str]:
-    """Yields a JSON document on a line for each of ``rows``."""
+    """Yields each row as JSON on a line."""
     for row in rows:
         yield dump_value(row) + "\n"

@@ -1,12 +1,13 @@
 """Tables for people: aligned, one line for each row; only flexible columns are cut.
 
 rich.table would cost 20 to 50 ms of import (rich.cells: 3 to 9; `ps` may take 250) and 3.0 s for 1,000 rows of 10
-columns (here 0.06 s), measured on two cores in November 2026. It also cannot go on with rows that come later.
+columns (here 0.06 s), measured on two cores in November 2026. It also cannot add rows that come later.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -15,20 +16,21 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from probing.client.render.rows import Record
-from probing.client.render.text import cut_mark, escape
+from probing.api.text import escape
+from probing.client.render.rows import Record, Row
 
-__all__ = ("Field", "Grid", "render", "show_value", "terminal_width")
+__all__ = ("Field", "Grid", "ascii_only", "by_job", "cut_mark", "render", "show_value", "terminal_width", "wrapped")
 
 _GAP = "  "
 _LEAST_FLEX = 20
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column: the key of its value, how it is shown, and whether it may be cut to fit the terminal.
+    """A column: its title, the key of its values, the function that shows a value, and where texts stand.
 
-    ``wrap``: what does not fit goes on below, in lines broken between words. Only for the last column.
+    ``flex``: texts may be cut to fit the terminal. ``wrap``: they are broken into lines instead, for the last column.
     """
 
     title: str
@@ -39,8 +41,11 @@ class Field:
     wrap: bool = False
 
 
+_JOB = (Field("JOB", "job", flex=True), Field("RUN", "run", flex=True))
+
+
 def show_value(value: Any) -> str:
-    """Returns any value of a row as text on one line."""
+    """Returns a value of a row as text on one line."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -52,8 +57,24 @@ def show_value(value: Any) -> str:
     return str(value)
 
 
+def ascii_only() -> bool:
+    """Returns whether the terminal shows ASCII alone: LANG=C, or an encoding other than UTF-8."""
+    # A full screen replaces stdout by another object.
+    stream = sys.stdout if hasattr(sys.stdout, "encoding") else sys.__stdout__
+    if (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8":
+        return True
+    every, kind, language = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    # For LANG=C Python itself sets LC_CTYPE (PEP 538).
+    return (every or (language if kind in _COERCED else kind) or language) in ("C", "POSIX")
+
+
+def cut_mark() -> str:
+    """Returns the mark behind text that was cut, one column wide."""
+    return "~" if ascii_only() else "…"
+
+
 def terminal_width() -> int | None:
-    """Returns the columns of the terminal on stdout; None where stdout is no terminal and nothing is cut."""
+    """Returns the width of the terminal on stdout; None where stdout is no terminal, so that nothing is cut."""
     if not sys.stdout.isatty():
         return None
     import shutil
@@ -62,15 +83,46 @@ def terminal_width() -> int | None:
 
 
 def render(fields: Sequence[Field], rows: Sequence[Record], width: int | None, *, bold: bool = False) -> str:
-    """Returns a line of titles and a line for each row, cut at ``width``; None: as wide as the values."""
+    """Returns a line of titles and a line for each row, cut at ``width``; None: lines are as wide as the values."""
     grid = Grid(fields, rows, width, edge=width)
     return grid.head(bold=bold) + grid.lines(rows)
 
 
-class Grid:
-    """Columns as wide as the rows ``first`` need, flexible ones cut so that all fit ``width``.
+def by_job(
+    fields: Sequence[Field],
+    rows: Sequence[Row],
+    width: int | None,
+    *,
+    spare: Sequence[str] = (),
+    empty: str = "(none)\n",
+) -> str:
+    """Returns one table of all ``rows`` where it fits ``width`` cells (None: it does), else one for each job.
 
-    A line that is still too wide is cut at ``edge``.
+    ``fields`` are the columns, with ``node``, but for ``job`` and ``run``. The tables of jobs lack the columns with the
+    keys ``spare``. ``empty`` is the text for no rows.
+    """
+    bold = width is not None
+    if not rows:
+        return empty
+    place = [field.key for field in fields].index("node") + 1
+    every = (*fields[:place], *_JOB, *fields[place:])
+    if width is None or Grid(every, rows, width).width <= width:
+        return render(every, rows, width, bold=bold)
+    jobs: dict[tuple[Any, Any], list[Row]] = {}
+    for row in rows:
+        jobs.setdefault((row["job"], row["run"]), []).append(row)
+    kept = [field for field in fields if field.key not in spare]
+    return "\n".join(_head(*job) + render(kept, own, width, bold=bold) for job, own in jobs.items())
+
+
+def _head(job: str | None, run: str | None) -> str:
+    return escape(f"job {job or '-'}  run {run or '-'}") + "\n"
+
+
+class Grid:
+    """Columns as wide as the rows ``first`` need; flexible columns are cut so that a line fits ``width``.
+
+    A line that is wider nevertheless is cut at ``edge``.
     """
 
     def __init__(
@@ -100,7 +152,7 @@ class Grid:
         return "".join(self._cut(line) + "\n" for line in lines)
 
     def _broken(self, row: Record) -> Iterator[list[str]]:
-        """Yields the cells of a row, and further lines of its last one where that is wrapped."""
+        """Yields the cells of a row; where its last cell is wrapped, also those of the lines below."""
         cells = self._cells(row)
         if not (self._fields and self._fields[-1].wrap and cell_len(cells[-1]) > self._widths[-1]):
             yield cells
@@ -142,3 +194,8 @@ def _cell(text: str, width: int, right: bool, cut: bool) -> str:
 
 def _shortened(text: str, width: int) -> str:
     return set_cell_size(text, width - 1) + cut_mark()
+
+
+def wrapped(line: str, width: int | None) -> list[str]:
+    """Returns ``line`` broken at ``width`` characters, its further lines indented; None: one line."""
+    return [line] if width is None else textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)

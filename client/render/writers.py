@@ -1,16 +1,18 @@
-"""Writers of rows in each format, batch by batch, so that memory is bounded by a batch."""
+"""Writers of rows in each format, batch by batch: memory is bounded by one batch."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from probing.api.text import age, encoded, escape, escape_json
 from probing.client.render.rows import Record, Row, columns_of, dump_line, names_of, rows_of, storable, storable_schema
 from probing.client.render.table import Field, Grid
-from probing.client.render.text import encoded, escape, escape_json, length, moment
+from probing.client.zone import moment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +22,7 @@ __all__ = ("FIRST_ROWS", "CsvWriter", "TableWriter", "Writer", "csv_text", "fiel
 # Rows that decide how wide the columns of a table are; values of later rows may be wider.
 FIRST_ROWS = 1000
 _SLICE = 4096
+_INTERVAL = re.compile(r"P(?:(-?\d+)D)?T(-?[\d.]+)S")
 _GROUP_ROWS = 1 << 17
 _GROUP_BYTES = 64 << 20
 
@@ -33,7 +36,7 @@ class Writer(Protocol):
 
 
 def writer_of(kind: str, sink: IO[bytes], schema: pa.Schema, *, width: int | None = None, terminal: bool) -> Writer:
-    """Returns the writer of a format. ``width`` (of the screen) and ``terminal`` matter for text alone."""
+    """Returns the writer of the format ``kind``. ``width`` (of the screen) and ``terminal`` matter for text alone."""
     if kind == "parquet":
         return _Parquet(sink, schema)
     if kind == "arrow":
@@ -48,10 +51,10 @@ def writer_of(kind: str, sink: IO[bytes], schema: pa.Schema, *, width: int | Non
 
 
 def fields_of(schema: pa.Schema, *, flex: bool = False) -> list[Field]:
-    """Returns a field for each column. ``flex``: text may be cut to fit the screen."""
+    """Returns a field for each column of ``schema``. ``flex``: text may be cut to fit the screen."""
     import pyarrow as pa
 
-    shown = ((pa.types.is_timestamp, moment), (pa.types.is_interval, length), (pa.types.is_duration, length))
+    shown = ((pa.types.is_timestamp, moment), (pa.types.is_interval, _length), (pa.types.is_duration, _length))
     numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     wide = (pa.types.is_string, pa.types.is_large_string, pa.types.is_nested, pa.types.is_binary)
     return [
@@ -66,6 +69,15 @@ def fields_of(schema: pa.Schema, *, flex: bool = False) -> list[Field]:
     ]
 
 
+def _length(interval: str | None) -> str:
+    """Returns an interval of JSON (``PT8.557761S``) as ``age`` prints it; with months as it is."""
+    given = _INTERVAL.fullmatch(interval or "")
+    if given is None:
+        return interval or "-"
+    days, seconds = (float(part or 0) for part in given.groups())
+    return age((days * 86_400 + seconds) * 1e9)
+
+
 def _slices(batch: pa.RecordBatch) -> list[pa.Table]:
     import pyarrow as pa
 
@@ -74,7 +86,7 @@ def _slices(batch: pa.RecordBatch) -> list[pa.Table]:
 
 
 class TableWriter:
-    """Aligned columns for people."""
+    """A table of aligned columns."""
 
     def __init__(self, sink: IO[bytes], fields: Sequence[Field], width: int | None) -> None:
         self._sink = sink
@@ -110,7 +122,7 @@ class TableWriter:
 
 
 class CsvWriter:
-    """CSV with a line of names; ``terminal``: text is escaped."""
+    """CSV below a line of names; for a terminal text is escaped."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema, *, terminal: bool = False) -> None:
         self._sink = sink
@@ -124,7 +136,7 @@ class CsvWriter:
             self._sink.write(encoded(_csv_lines(zip(*columns, strict=True))))
 
     def _begin(self) -> None:
-        # With the first rows: until then the terminal shows the progress.
+        # The line of names comes with the first rows: until then the terminal shows the progress.
         if self._names is not None:
             self._sink.write(encoded(csv_text(self._names, [], terminal=self._terminal)))
             self._names = None
@@ -175,7 +187,7 @@ class _Json:
     def write(self, batch: pa.RecordBatch) -> None:
         for table in _slices(batch):
             text = json.dumps(rows_of(table), ensure_ascii=False, indent=2)
-            # Without the brackets of this one list.
+            # The brackets of each batch's list are left out.
             self._sink.write((b",\n" if self._some else b"[\n") + encoded(escape_json(text[2:-2])))
             self._some = True
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import ProbingError, UsageError
+from probing.api.text import age, escape, plural
 from probing.client.job_hints import Emptiness, hint_at_jobs
 from probing.client.render.output import write_stream
 from probing.client.render.progress import Progress
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Grid, show_value, terminal_width
-from probing.client.render.text import age, escape, plural
 from probing.client.render.writers import FIRST_ROWS, fields_of
 from probing.client.session import opened, warn
 from probing.client.settings import Settings, format_of
@@ -58,7 +58,7 @@ def run(settings: Settings, params: dict[str, object]) -> None:
 
 @dataclass
 class Shell:
-    """Carries out inputs, with the settings that earlier commands made."""
+    """Carries out inputs under the settings that earlier commands have changed."""
 
     settings: Settings
     params: dict[str, object] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Shell:
     def take(self, text: str) -> None:
         """Carries out statements, and a command on the last line. Errors are shown; Ctrl-C ends the query.
 
-        ``unfinished`` becomes the SQL before the command that has no semicolon yet.
+        SQL before the command that has no semicolon yet is kept as ``unfinished``.
         """
         before, command = command_in(text) or (text, "")
         whole, rest = statements(before)

@@ -20,8 +20,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from probing.api.errors import ProbingError
 from probing.api.tables import TABLES
+from probing.api.text import escape
 from probing.client.cluster import Cluster
-from probing.client.render.text import escape
 from probing.client.settings import Settings
 from probing.client.shell.statement import is_whole
 from probing.client.shell.words import candidates

@@ -34,7 +34,7 @@ _SOURCE = re.compile(r"\b(?:from|join|,)\s+([a-z_]\w*\.[a-z_]\w*)(?:\s+(?:as\s+)
 
 
 def candidates(before: str, whole: str, catalog: Callable[[], Catalog]) -> Iterator[tuple[str, int, str]]:
-    """Yields completions of ``before`` in the statement ``whole``: text, characters that it replaces, meaning."""
+    """Yields completions of ``before`` in the statement ``whole``: text, number of characters replaced, meaning."""
     match = _WORD.search(before)
     word = match.group() if match else ""
     if before.lstrip().startswith("\\"):

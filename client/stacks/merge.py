@@ -17,10 +17,10 @@ __all__ = (
     "Node",
     "PlainGroup",
     "PlainNode",
+    "member_ranks",
     "merge",
     "pids_of",
     "plain_groups",
-    "ranks_of",
 )
 
 MAIN_THREAD = "MainThread"
@@ -33,7 +33,7 @@ Member = tuple[int | None, int, int, str]
 
 
 class _Merged:
-    """Members, and the children that they are divided among."""
+    """Members, and the children among which they are divided."""
 
     __slots__ = ()
     members: list[Member]
@@ -41,7 +41,7 @@ class _Merged:
 
     @property
     def ranks(self) -> list[int]:
-        return ranks_of(self.members)
+        return member_ranks(self.members)
 
     @property
     def pids(self) -> list[int]:
@@ -50,7 +50,7 @@ class _Merged:
 
     @property
     def ends(self) -> list[Member]:
-        """Threads that are in no child: this is their innermost frame, or they have none."""
+        """Members in no child: this frame is their innermost one, or they have no frame."""
         return _without(self.members, self.children)
 
 
@@ -85,7 +85,7 @@ class Group(_Merged):
 
 
 def merge(threads: Iterable[Thread], *, every_thread: bool = False) -> list[Group]:
-    """Returns the groups of ``threads``, by job; those that train alone unless ``every_thread``.
+    """Returns the groups of ``threads`` by job; only threads that train, unless ``every_thread``.
 
     Threads that train come first, then the others by name. Siblings: fewest members first; incomplete stacks last.
     """
@@ -124,7 +124,7 @@ def _add(group: Group, known: dict[Any, Any], thread: Thread) -> None:
 
 
 def _path(frames: Sequence[Frame]) -> list[tuple[Any, Frame]]:
-    """Returns the frames outermost first, each behind the key by which it is compared."""
+    """Returns pairs of key and frame, outermost first; frames with equal keys are merged."""
     path: list[tuple[Any, Frame]] = [
         ((f["func"], f["file"], f["lineno"], f["frame_type"]), f) for f in reversed(frames)
     ]
@@ -151,7 +151,7 @@ def _order(member: Member) -> tuple[Any, ...]:
     return rank is None, rank or 0, node, pid, tid
 
 
-def ranks_of(members: Iterable[Member]) -> list[int]:
+def member_ranks(members: Iterable[Member]) -> list[int]:
     """Returns the ranks of ``members``, in order."""
     return sorted({rank for rank, *_ in members if rank is not None})
 

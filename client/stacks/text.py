@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from probing.api.text import escape, numbers_text, plural, ranks_of
 from probing.client.messages import Frame
-from probing.client.render.text import ascii_only, cut_mark, escape, plural, ranks_named, ranks_text
-from probing.client.stacks.merge import MAIN_THREAD, Group, Member, Node, pids_of, ranks_of
+from probing.client.render.table import ascii_only, cut_mark
+from probing.client.stacks.merge import MAIN_THREAD, Group, Member, Node, member_ranks, pids_of
 
-__all__ = ("frame_text", "members_text", "people", "short_name", "telling", "without_frames")
+__all__ = ("frame_text", "members_text", "short_name", "telling", "trees_text", "without_frames")
 
 # Names of C++ templates have hundreds of characters; -f json has all of them.
 _LONG_NAME = 60
 _MOST_NAMED = 8
 
 
-def people(groups: Sequence[Group]) -> str:
+def trees_text(groups: Sequence[Group]) -> str:
     """Returns a tree for each group, outermost frame first: a line for each shared frame, branches indented.
 
     Threads beside the main ones that have no frame are one line at the end of a job.
@@ -34,7 +35,7 @@ def people(groups: Sequence[Group]) -> str:
 
 
 def without_frames(threads: Iterable[tuple[str, int]]) -> str:
-    """Returns such as ``3 threads without a frame: pin_memory, pt_autograd (2)``; ``threads``: names and numbers."""
+    """Returns a line as ``3 threads without a frame: pin_memory, pt_autograd (2)``; ``threads``: names and numbers."""
     numbers: dict[str, int] = {}
     for name, number in threads:
         numbers[name] = numbers.get(name, 0) + number
@@ -45,7 +46,7 @@ def without_frames(threads: Iterable[tuple[str, int]]) -> str:
 
 
 def telling(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns ``frames``, innermost first, without those of the interpreter's start outside of all Python frames."""
+    """Returns ``frames``, innermost first, up to the outermost Python frame: without the interpreter's start."""
     last = max((i for i, frame in enumerate(frames) if frame["frame_type"] == "Python"), default=len(frames) - 1)
     return list(frames[: last + 1])
 
@@ -56,8 +57,8 @@ def short_name(func: str) -> str:
 
 
 def members_text(ranks: Sequence[int], pids: Sequence[int]) -> str:
-    """``0-6``, ``1,3``, and ``pid 812`` for processes that have no rank."""
-    parts = [ranks_text(ranks)] if ranks else []
+    """Returns ``0-6`` or ``1,3`` for ranks, and ``pid 812`` for processes without a rank."""
+    parts = [numbers_text(ranks)] if ranks else []
     if pids:
         parts.append(("pid " if len(pids) == 1 else "pids ") + ",".join(map(str, pids)))
     return " ".join(parts)
@@ -71,8 +72,8 @@ def frame_text(func: str, file: str, lineno: int | None, frame_type: str) -> str
 
 
 def _group(group: Group) -> Iterator[str]:
-    threads = [ranks_named(group.ranks) if group.ranks else "", members_text([], group.pids)]
-    # Otherwise the branch of an incomplete stack says so.
+    threads = [ranks_of(group.ranks) if group.ranks else "", members_text([], group.pids)]
+    # The branch of an incomplete stack says so itself.
     alone = "  incomplete" if [child.complete for child in group.children] == [False] and not group.ends else ""
     yield escape(f"job {group.job or '(none)'}  {group.thread}  {' '.join(text for text in threads if text)}{alone}")
     yield from _below(group.ends, group.children, "(no Python frame)", "  ")
@@ -92,7 +93,7 @@ def _below(ends: Sequence[Member], children: Sequence[Node], end: str, indent: s
     onward, last = ("|- ", "`- ") if ascii_only() else ("├─ ", "└─ ")
     for number, (members, branch) in enumerate(branches, 1):
         corner, beside = (onward, "|  " if ascii_only() else "│  ") if number < len(branches) else (last, "   ")
-        mark = f"[{members_text(ranks_of(members), pids_of(members))}]"
+        mark = f"[{members_text(member_ranks(members), pids_of(members))}]"
         if branch is not None and not branch.complete:
             mark += " incomplete:"
         yield escape(f"{indent}{corner}{mark} {end if branch is None else _text(branch)}")

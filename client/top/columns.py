@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from probing.client.collectives.text import NOTABLE_NS
 from probing.client.render.rows import Row
-from probing.client.top.figures import Line, Span, brief_age, brief_size, fitted, number, percent, rate, spark
+from probing.client.top.figures import Line, Span, brief_age, brief_size, fitted, number, rate, spark
 
 __all__ = ("Column", "cells", "chosen", "head")
 
@@ -161,11 +161,11 @@ _COLUMNS = (
         lambda r: "warn" if (r["lag_ns"] or 0) > _LATE_NS else "",
         needs=("lag_ns",),
     ),
-    Column("CPU", 5, 2, lambda r, _: percent(r["cpu_pct"]), lambda _: "cpu", needs=("cpu_pct",)),
+    Column("CPU", 5, 2, lambda r, _: number(r["cpu_pct"], "%"), lambda _: "cpu", needs=("cpu_pct",)),
     Column("", 8, 10, _history("cpu_pct", 100.0), lambda _: "cpu", right=False, needs=("cpu_pct",)),
     Column("RSS", 5, 4, lambda r, _: brief_size(r["rss_bytes"]), lambda _: "mem", needs=("rss_bytes",)),
     Column("GPU", 3, 7, _gpu_ids, lambda _: "dim", right=False, needs=("gpus",)),
-    Column("UTIL", 4, 2, lambda r, _: percent(r["gpu_pct"]), lambda _: "gpu", needs=("gpu_pct",)),
+    Column("UTIL", 4, 2, lambda r, _: number(r["gpu_pct"], "%"), lambda _: "gpu", needs=("gpu_pct",)),
     Column("", 8, 10, _history("gpu_pct", 100.0), lambda _: "gpu", right=False, needs=("gpu_pct",)),
     Column("GMEM", 5, 5, lambda r, _: brief_size(r["gpu_used_bytes"]), lambda _: "mem", needs=("gpu_used_bytes",)),
     Column("", 6, 11, _memory_history, lambda _: "mem", right=False, needs=("gpu_used_bytes",)),

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from probing.client.render.text import age, ascii_only, cut_mark, escape
+from probing.api.text import age, escape, size
+from probing.client.render.table import ascii_only, cut_mark
 
-__all__ = ("Line", "Span", "brief_age", "brief_size", "fitted", "number", "percent", "rate", "spark", "text_of")
+__all__ = ("Line", "Span", "brief_age", "brief_size", "fitted", "number", "rate", "spark", "text_of")
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# As high in the cell as a letter allows.
+# By their height in the cell.
 _LETTERS = "_.-=+*%#"
 
 
@@ -34,7 +35,7 @@ def text_of(line: Line) -> str:
 
 
 def fitted(text: str, width: int, *, right: bool = False) -> str:
-    """Returns ``text`` with escaped controls, exactly ``width`` cells wide: padded, or cut with a mark."""
+    """Returns ``text`` escaped and exactly ``width`` cells wide: padded, or cut with a mark."""
     text = escape(text)
     length = cell_len(text)
     if length > width:
@@ -48,24 +49,12 @@ def brief_age(ns: float | None) -> str:
 
 
 def brief_size(number: float | None) -> str:
-    """Returns bytes with a decimal unit in at most 5 characters: ``512B``, ``4.2M``, ``61.2G``."""
-    if number is None:
-        return ""
-    value, units = abs(float(number)), "BkMGTPE"
-    scale = 0
-    while value >= (999.5 if scale == 0 else 999.95) and scale + 1 < len(units):
-        value, scale = value / 1000, scale + 1
-    digits = 0 if scale == 0 or value >= 99.95 else 1
-    return f"{value:.{digits}f}{units[scale]}"
-
-
-def percent(value: float | None) -> str:
-    """Returns ``97%``; more than 100 % of a CPU is several CPUs."""
-    return "" if value is None or not math.isfinite(value) else f"{value:.0f}%"
+    """Returns bytes in powers of 1024 in at most 5 characters: ``512B``, ``4.19M``, ``61.2G``."""
+    return "" if number is None else size(number).replace(" ", "").removesuffix("iB")
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Returns a whole number with its unit."""
+    """Returns a whole number with its unit, as ``97%``; nothing where it is not known."""
     return "" if value is None or not math.isfinite(value) else f"{value:.0f}{unit}"
 
 
@@ -77,10 +66,9 @@ def rate(value: float | None) -> str:
 
 
 def spark(values: Sequence[float | None], width: int, most: float | None = None) -> str:
-    """Returns the last ``width`` of ``values`` as bars, right-aligned; a value that is not known leaves a gap.
+    """Returns the last ``width`` of ``values`` as bars, right-aligned; an unknown value leaves a gap.
 
-    ``most`` is the least value of a full bar, and no bar stands for 0; without it the range of the shown values is the
-    range of the bars.
+    Bars reach from 0 to ``most``; without ``most`` from the least to the greatest value shown.
     """
     shown = list(values)[-width:] if width > 0 else []
     known = [value for value in shown if value is not None and math.isfinite(value)]

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from probing.api.text import escape, plural
 from probing.client.render.rows import Row
-from probing.client.render.text import ascii_only, cut_mark, escape, now_text, plural, wrapped
+from probing.client.render.table import ascii_only, cut_mark, wrapped
 from probing.client.top.columns import cells, chosen, head
 from probing.client.top.figures import Line, Span, brief_age, fitted
 from probing.client.top.model import View, key_of
 from probing.client.top.pane import filled, pane
 from probing.client.top.state import SORTS, State, shown
 from probing.client.top.trouble import Job
+from probing.client.zone import now_text
 
 __all__ = ("Page", "body_lines", "main_page")
 

@@ -7,9 +7,9 @@ from itertools import islice
 
 from rich.cells import cell_len
 
+from probing.api.text import escape
 from probing.client.render.rows import Row
-from probing.client.render.text import escape
-from probing.client.top.figures import Line, Span, brief_age, brief_size, fitted, number, percent, spark
+from probing.client.top.figures import Line, Span, brief_age, brief_size, fitted, number, spark
 
 __all__ = ("cut", "filled", "pane")
 
@@ -60,13 +60,13 @@ def _who(row: Row) -> Line:
 def _host(row: Row, width: int) -> Line:
     history = row["history"]
     bars = _SPARK if width < 120 else 3 * _SPARK
-    spans = [*_series("CPU", percent(row["cpu_pct"]), history["cpu_pct"], "cpu", bars, 100.0)]
+    spans = [*_series("CPU", number(row["cpu_pct"], "%"), history["cpu_pct"], "cpu", bars, 100.0)]
     spans += _series("RSS", brief_size(row["rss_bytes"]), history["rss_bytes"], "mem", bars, None)
     if row["threads"] is not None:
         spans.append(Span(f"threads {row['threads']}  "))
     if row["delay_pct"] is not None:
         # Time in which it could run and had no CPU.
-        spans.append(Span(f"run queue {percent(row['delay_pct'])}  ", "warn" if row["delay_pct"] >= 10 else ""))
+        spans.append(Span(f"run queue {number(row['delay_pct'], '%')}  ", "warn" if row["delay_pct"] >= 10 else ""))
     if row["step"] is not None:
         spans.append(Span(f"step {row['step']}  "))
     return tuple(spans) or (Span("CPU and memory are not known", "dim"),)
@@ -81,7 +81,7 @@ def _gpu(gpu: Row, width: int) -> Line:
     power = number(gpu.get("power_w")) + (f"/{number(gpu['power_limit_w'])}" if gpu.get("power_limit_w") else "")
     # 80 cells must do for what is read most.
     narrow = width < 120
-    spans = [*_series(name, percent(gpu.get("gpu_pct")), history["gpu_pct"], "gpu", bars, 100.0)]
+    spans = [*_series(name, number(gpu.get("gpu_pct"), "%"), history["gpu_pct"], "gpu", bars, 100.0)]
     spans += _series("MEM", memory, history["gpu_used_bytes"], "mem", 0 if narrow else bars, total)
     spans += _series(
         "PWR",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import bandwidth, size
 from probing.client.messages import Frame, Thread, Variable
 from probing.client.render.rows import Row
-from probing.client.render.text import bandwidth, clock, size
 from probing.client.stacks.text import frame_text
 from probing.client.top.figures import Line, Span, brief_age, fitted
 from probing.client.top.pane import filled, pane
 from probing.client.top.rank_facts import RankFacts
+from probing.client.zone import clock
 
 __all__ = ("rank_page",)
 

@@ -13,6 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from probing.api.errors import ConfigError, PrivilegeError, ProbingError
+from probing.api.text import size
 from probing.daemon.bpf import pins
 from probing.daemon.bpf.library import library
 from probing.daemon.bpf.lockdown import CONFIDENTIALITY, REMEDY, lockdown_mode
@@ -242,7 +243,7 @@ def _state_dir(config: Config) -> Finding:
         free = shutil.disk_usage(there).free
     except OSError as e:
         return Finding("state directory", "missing", True, f"{path}: {e.strerror}", "rows cannot be kept", choose)
-    detail = f"{path}, {free >> 20} MiB free"
+    detail = f"{path}, {size(free)} free"
     if not os.access(there, os.W_OK):
         return Finding("state directory", "missing", True, f"{detail}, not writable", "rows cannot be kept", choose)
     if free <= config.store.keep_free_bytes:

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from probing.api.errors import UsageError
-from probing.daemon.cli.options import account, decoder, printable
+from probing.api.text import escape, size
+from probing.daemon.cli.options import account, decoder
 from probing.daemon.config import Config, options
 
 __all__ = ("command",)
@@ -49,7 +50,7 @@ def command(
             now_ns=time.time_ns(),
             progress=_progress,
         )
-    sys.stderr.writelines(f"not imported: {printable(str(problem))}\n" for problem in done.problems)
+    sys.stderr.writelines(f"not imported: {escape(str(problem))}\n" for problem in done.problems)
     for name, rows in sorted(done.rows.items()):
         sys.stdout.write(f"{name}: {rows} rows\n")
     sys.stdout.write(f"{done.files} files imported, {done.already} were here before\n")
@@ -59,7 +60,7 @@ def command(
 def _progress(done: int, total: int) -> None:
     if sys.stderr.isatty() and total:
         end = "\n" if done == total else ""
-        sys.stderr.write(f"\r{done / total:4.0%} of {total / 1e6:.1f} MB{end}")
+        sys.stderr.write(f"\r{done / total:4.0%} of {size(total)}{end}")
         sys.stderr.flush()
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from probing.daemon.store.decoder import Decoder
     from probing.daemon.supervisor.rights import Account, Rights
 
-__all__ = ("FORMAT_NAMES", "Format", "FormatOption", "account", "config_of", "decoder", "printable", "write_json")
+__all__ = ("FORMAT_NAMES", "Format", "FormatOption", "account", "config_of", "decoder", "write_json")
 
 FORMAT_NAMES = ("-f", "--format")
 
@@ -39,11 +39,6 @@ def config_of(context: typer.Context) -> Config:
 def write_json(value: object) -> None:
     json.dump(value, sys.stdout, indent=2)
     sys.stdout.write("\n")
-
-
-def printable(text: str) -> str:
-    """Returns ``text`` for a terminal: hostile names of files and tables stand in it."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def decoder(config: Config) -> Decoder:

@@ -6,7 +6,8 @@ import sys
 
 import typer
 
-from probing.daemon.cli.options import Format, FormatOption, config_of, decoder, printable, write_json
+from probing.api.text import escape
+from probing.daemon.cli.options import Format, FormatOption, config_of, decoder, write_json
 
 __all__ = ("command",)
 
@@ -21,6 +22,6 @@ def command(context: typer.Context, output: FormatOption = Format.TABLE) -> int:
     if output is Format.JSON:
         write_json(found.to_dict())
     else:
-        sys.stdout.writelines(f"{printable(str(problem))}\n" for problem in found.problems)
-        sys.stdout.write(printable(found.summary) + "\n")
+        sys.stdout.writelines(f"{escape(str(problem))}\n" for problem in found.problems)
+        sys.stdout.write(escape(found.summary) + "\n")
     return 3 if found.wrong else 0

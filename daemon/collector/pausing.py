@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Protocol
 
+from probing.api.text import utc_second
 from probing.daemon.clock import Clock
 
 __all__ = ("Pausable", "Pausing")
@@ -46,9 +46,5 @@ class Pausing:
         """``paused since 2026-11-22 03:12:07Z by `probingctl pause```; empty when nothing is paused."""
         if not self._session.paused:
             return ""
-        since = "" if self._since is None else f" since {_second(self._since)}"
+        since = "" if self._since is None else f" since {utc_second(self._since)}"
         return f"paused{since} by {'`probingctl pause`' if self.asked else f'the file {self._file}'}"
-
-
-def _second(ns: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(ns // 1_000_000_000))

@@ -27,6 +27,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from probing.api.errors import ProbingError
+from probing.api.text import escape
 from probing.daemon.config import Config, DiagnoseConfig
 from probing.daemon.confined.sandbox import limit, stand_back
 from probing.daemon.ipc import Channel
@@ -195,10 +196,11 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _variables(header: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the variables PROBING_*. They hold texts of targets: what is not printable becomes a question mark."""
-    texts = {name: str(header[name])[:MAX_VALUE] for name in _VARIABLES if header.get(name) is not None}
+    """Returns the variables PROBING_*. They hold texts of targets, so they are escaped."""
     return {
-        f"PROBING_{name.upper()}": "".join(c if c.isprintable() else "?" for c in text) for name, text in texts.items()
+        f"PROBING_{name.upper()}": escape(str(header[name]), MAX_VALUE)
+        for name in _VARIABLES
+        if header.get(name) is not None
     }
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from probing.api.errors import InternalError
-from probing.daemon.diagnose.gather.tables import Queries, query_rows, text
+from probing.api.text import sql_text
+from probing.daemon.diagnose.gather.tables import Queries, query_rows
 
 __all__ = ("Collector", "FindingsStore")
 
@@ -33,7 +34,7 @@ class FindingsStore:
     """Implements ``watch.Store``."""
 
     def __init__(self, collector: Collector, queries: Queries, node: str) -> None:
-        self._newest = _NEWEST.format(node=text(node))
+        self._newest = _NEWEST.format(node=sql_text(node))
         self._collector = collector
         self._queries = queries
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from probing.api.errors import PeerError
+from probing.api.text import escape
 from probing.daemon.diagnose.lifecycle import Event
-from probing.daemon.diagnose.problems import Problems, printable
+from probing.daemon.diagnose.problems import Problems
 
 __all__ = ("Outbox",)
 
@@ -50,7 +51,7 @@ class Outbox:
             row = {**event.row, "found_by": self._node}
             self._queue(self._rows, row, MAX_ROWS)
             if event.new:
-                _log.warning("%s: %s", row["verdict"], printable(row["sentence"]))
+                _log.warning("%s: %s", row["verdict"], escape(row["sentence"]))
                 self._hook(row)
             self._share(row)
 

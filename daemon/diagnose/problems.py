@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from probing.api.errors import PeerError, ProbingError
+from probing.api.text import escape
 
-__all__ = ("Problem", "Problems", "printable")
+__all__ = ("Problem", "Problems")
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +48,9 @@ class Problems:
         try:
             yield
         except Exception as e:
-            why = printable(e.message if isinstance(e, ProbingError) else f"{type(e).__name__}: {e}")
+            why = escape(e.message if isinstance(e, ProbingError) else f"{type(e).__name__}: {e}")
             known = self._failed.get(what)
-            found = Problem(printable(what), why, self._now_ns() if known is None else known.since_ns)
+            found = Problem(escape(what), why, self._now_ns() if known is None else known.since_ns)
             self._failed[what] = found
             # The same problem is logged once, and a collector that is being replaced not at all.
             if known is None and not isinstance(e, PeerError):
@@ -60,8 +61,3 @@ class Problems:
     def forget(self, what: str) -> None:
         """Drops the problem of a subject that is gone."""
         self._failed.pop(what, None)
-
-
-def printable(text: str) -> str:
-    """Returns ``text`` with a question mark for each character that is not printable."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -19,12 +19,13 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from probing.api.errors import NotFound, ProbingError
+from probing.api.text import escape, plural, utc_second
 from probing.daemon.clock import until_next
 from probing.daemon.config import DiagnoseConfig
 from probing.daemon.diagnose.gate import JobNow, jobs_of
 from probing.daemon.diagnose.lifecycle import JobFindings, LookResult
 from probing.daemon.diagnose.outbox import Outbox
-from probing.daemon.diagnose.problems import Problems, printable
+from probing.daemon.diagnose.problems import Problems
 from probing.daemon.diagnose.schedule import Look, Schedule
 from probing.daemon.fairness import Turns
 from probing.daemon.source_state import SourceState, first_of
@@ -201,7 +202,7 @@ class JobWatch:
         if self._left_out:
             whose = ", ".join(f"{count} of uid {owner}" for owner, count in self._left_out.most_common(_MOST_OWNERS))
             problems.append(f"{self._left_out.total()} jobs are not watched, {whose}: more than {MAX_JOBS} run")
-        detail = f"{_count(len(watched), 'job')}, {_count(found, 'open finding')}"
+        detail = f"{plural(len(watched), 'job')}, {plural(found, 'open finding')}"
         return SourceState(
             "diagnose",
             "degraded" if problems else "running",
@@ -461,13 +462,9 @@ def _not_looked_at(jobs: Problems) -> list[str]:
     if not failed:
         return []
     what = f"{failed[0].what} was" if len(failed) == 1 else f"{len(failed)} jobs were"
-    since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(failed[0].since_ns // 10**9))
+    since = utc_second(failed[0].since_ns)
     return [f"{what} not looked at since {since}: {failed[0].why}"]
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _about(job: str) -> str:
-    return f"job {printable(job)}"
+    return f"job {escape(job)}"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.api.text import escape
 from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.interfaces import Session
 from probing.daemon.clock import Clock, ClockPair
@@ -218,7 +219,7 @@ class LogSource(Source):
 def shown(line: bytes, limit: int) -> str:
     """Returns a line as it is stored: at most ``limit`` bytes of UTF-8, redacted, printable characters only."""
     text = _TERMINAL.sub("", line.decode(errors="replace")).replace("\t", " ")
-    text = "".join(c if c.isprintable() else "?" for c in redacted(text))
+    text = escape(redacted(text))
     encoded = text.encode()
     return text if len(encoded) <= limit else encoded[: limit - 3].decode(errors="ignore") + "…"
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from probing.api.jobs import names_owner, with_owner
+from probing.api.text import names_owner, with_owner
 from probing.daemon.processes.containers import container_of
 from probing.daemon.processes.identity import Job
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget
+from probing.api.text import escape
 
 __all__ = (
     "TICK_NS",
@@ -33,10 +34,6 @@ MAX_ARGUMENTS = 4_096
 MAX_CGROUPS = 64
 MAX_TEXT = 4_096
 _FIELDS_AFTER_NAME = 20
-# Controls of C0 and C1, and characters that reverse or break a line (Unicode TR9, line and paragraph separators).
-_UNPRINTABLE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
-)
 _MAPPING = re.compile(
     rb"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ([r-][w-][x-][ps]) ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]{1,20}) *(.*)",
     re.DOTALL,
@@ -199,23 +196,8 @@ def parse_cmdline(data: bytes, limit: int = MAX_ARGUMENTS) -> list[bytes]:
 
 
 def clean_text(data: bytes | str, limit: int = MAX_TEXT) -> str:
-    r"""Text without control characters: invalid UTF-8 and unprintable characters become ``\xNN`` and kin.
-
-    At most ``limit`` characters; a longer text is cut and ends in an ellipsis.
-    """
-    # A character takes at most 4 bytes; one more byte shows that the text is longer.
-    text = data[: 4 * limit + 4].decode("utf-8", "backslashreplace") if isinstance(data, bytes) else data[: limit + 1]
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    text = _UNPRINTABLE.sub(lambda m: _escape(m[0]), text)
-    return text if len(text) <= limit else text[: limit - 1] + "\u2026"
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character)
-    if short:
-        return short
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    """Returns ``escape`` of a text of a target: one line, at most ``limit`` characters."""
+    return escape(data, limit)
 
 
 def _number(word: bytes) -> int:

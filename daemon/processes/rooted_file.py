@@ -11,6 +11,7 @@ import stat
 from typing import Any
 
 from probing.api.errors import PrivilegeError, ProcessGone, UnsupportedTarget, UsageError
+from probing.api.text import size
 from probing.daemon.processes.openat2 import O_PATH, handle_below
 from probing.daemon.processes.procfs import clean_text, parse_environ, parse_status
 from probing.daemon.processes.target import MAX_ENVIRON, Target
@@ -73,7 +74,7 @@ def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], 
         if described is None:
             raise UnsupportedTarget(f"{name} of process {target.pid} is no regular file of its user")
         if described["size"] > MAX_SIZE:
-            raise UnsupportedTarget(f"{name} of process {target.pid} is larger than {MAX_SIZE >> 20} MiB")
+            raise UnsupportedTarget(f"{name} of process {target.pid} is larger than {size(MAX_SIZE)}")
         return described, os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError as e:
         raise PrivilegeError(f"{name} of process {target.pid} may not be read") from e

@@ -16,10 +16,11 @@ import pyarrow as pa
 from probing.api.errors import TOO_LARGE, FormatError, InternalError, QueryError, QueryMemory, StoreError
 from probing.api.tables import TABLES, Table
 from probing.api.tables.user import user_table_from
+from probing.api.text import sql_text
 from probing.daemon.arrow import Gathered
 from probing.daemon.query.failures import explain
 from probing.daemon.query.instance import Instance
-from probing.daemon.query.views import Views, quoted
+from probing.daemon.query.views import Views
 from probing.daemon.store.log.cache import LogCache
 
 __all__ = ("Database", "Job", "Outcome")
@@ -296,7 +297,7 @@ def _readable(path: str, instance: Instance) -> bool:
     connection = instance.unlocked()
     try:
         # Reads every column of every row.
-        for _ in connection.sql(f"SELECT * FROM read_parquet({quoted(path)})").to_arrow_reader(BATCH_ROWS):
+        for _ in connection.sql(f"SELECT * FROM read_parquet({sql_text(path)})").to_arrow_reader(BATCH_ROWS):
             pass
     except _FAILURES as e:
         if isinstance(explain(e), QueryMemory):

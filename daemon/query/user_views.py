@@ -13,6 +13,7 @@ from pathlib import Path
 from probing.api.errors import PeerError, ProbingError, QueryRejected
 from probing.api.tables import Table
 from probing.api.tables.schema import View
+from probing.api.text import escape
 from probing.federation.sql.names import USER_VIEWS
 
 __all__ = ("UserViews",)
@@ -113,15 +114,13 @@ class UserViews:
             view = View(f"{USER_VIEWS}.{name}", _doc(text), (), text)
             base_tables(view)
         except (OSError, ValueError, ProbingError, RecursionError) as e:
-            shown = "".join(c if c.isprintable() else "?" for c in name[:41])
-            return View(f"{USER_VIEWS}.{shown}", "", (), "", problem=_words(e))
+            return View(f"{USER_VIEWS}.{escape(name[:41])}", "", (), "", problem=_words(e))
         return view
 
     def _problem(self, view: View, others: Mapping[str, View]) -> str:
         from probing.api.tables.views import VIEWS
         from probing.daemon.query.gate import check
-        from probing.federation.sql.column_names import require_columns
-        from probing.federation.sql.view_lookup import known_columns, tree_of
+        from probing.federation.sql.view_lookup import known_columns, require_columns, tree_of
 
         try:
             checked = check(view.sql, time.time_ns(), self._users, lambda: others)

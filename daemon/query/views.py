@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from probing.api.errors import InternalError
 from probing.api.tables import TABLES, Table
+from probing.api.text import sql_text
 
-__all__ = ("Views", "quoted", "quoted_list")
+__all__ = ("Views", "quoted_list")
 
 
 class Views:
@@ -53,8 +54,8 @@ class Views:
     def _columns(self, hidden: str) -> str:
         """Returns the columns of a relation for read_parquet: matched by name, NULL where a file lacks one."""
         rows = self._connection.table(f'"{hidden}"')
-        columns = zip(map(quoted, rows.columns), map(str, rows.types), strict=True)
-        fields = (f"{name}: {{name: {name}, type: {quoted(kind)}, default_value: NULL}}" for name, kind in columns)
+        columns = zip(map(sql_text, rows.columns), map(str, rows.types), strict=True)
+        fields = (f"{name}: {{name: {name}, type: {sql_text(kind)}, default_value: NULL}}" for name, kind in columns)
         return f"MAP {{{', '.join(fields)}}}"
 
     def _table(self, name: str) -> Table:
@@ -74,10 +75,5 @@ class Views:
         self._connection.execute(f'CREATE VIEW "{schema}"."{name}" AS {select}')
 
 
-def quoted(value: str) -> str:
-    """A text as an SQL literal."""
-    return "'" + value.replace("'", "''") + "'"
-
-
 def quoted_list(values: Sequence[str]) -> str:
-    return f"[{', '.join(map(quoted, values))}]"
+    return f"[{', '.join(map(sql_text, values))}]"

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from probing.api.errors import FormatError, Overloaded, PrivilegeError, UsageError
+from probing.api.text import escape
 from probing.daemon.diagnose.coordination.peers import Holding
-from probing.daemon.diagnose.problems import printable
 from probing.daemon.query.caller import Caller
 from probing.daemon.row_check import checked_row
 from probing.daemon.service.peer_identity import proven_node, proves_node
@@ -114,7 +114,7 @@ class ReceivedFindings:
                 self._count(sender)
             except (UsageError, PrivilegeError, Overloaded) as e:
                 self.refused += 1
-                self._note(sender, printable(f"findings of node {sender} are refused: {e.message}"))
+                self._note(sender, escape(f"findings of node {sender} are refused: {e.message}"))
                 raise
         for row, sender in zip(known, senders, strict=True):
             self._without_certificate += not caller.nodes

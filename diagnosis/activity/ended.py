@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 
+from probing.api.text import size
 from probing.diagnosis.activity.scene import Scene, Seen
 from probing.diagnosis.words import clean, exit_text
 
 __all__ = ("find_ended", "find_stopped", "full_shm")
 
 _FULL = 0.95
-_MIB = 1 << 20
 
 
 def find_ended(scene: Scene) -> Seen | None:
@@ -39,10 +39,10 @@ def find_stopped(scene: Scene) -> Seen | None:
 
 def full_shm(scene: Scene) -> str:
     """Returns a text if /dev/shm is full, else an empty one."""
-    used, size = scene.condition.shm_used_bytes, scene.condition.shm_size_bytes
-    if not size or used is None or used < _FULL * size:
+    used, total = scene.condition.shm_used_bytes, scene.condition.shm_size_bytes
+    if not total or used is None or used < _FULL * total:
         return ""
-    return f"/dev/shm is full ({used // _MIB} of {size // _MIB} MiB)"  # noqa: S108
+    return f"/dev/shm is full ({size(used, total)})"  # noqa: S108
 
 
 def _stood(kind: str, scene: Scene, does: str) -> Seen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from probing.api.text import size
 from probing.diagnosis.activity.scene import Scene, Seen, is_library
 from probing.diagnosis.affinity import crowd_text, process_text
 from probing.diagnosis.facts import Frame
@@ -139,7 +140,7 @@ def _swapping(scene: Scene) -> Seen | None:
     if not seconds or (c.major_faults or 0) < _FAULTS_A_SECOND * seconds or (c.swap_bytes or 0) < _SWAPPED_BYTES:
         return None
     rate = (c.major_faults or 0) / seconds
-    evidence = f"{rate:.0f} major page faults a second, {(c.swap_bytes or 0) >> 20} MiB in swap"
+    evidence = f"{rate:.0f} major page faults a second, {size(c.swap_bytes or 0)} in swap"
     does = f"waits for memory that was swapped out{scene.where}"
     return Seen("swapping", does, frame=scene.user, evidence=(evidence, scene.kernel))
 

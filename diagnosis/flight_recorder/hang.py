@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 
+from probing.api.text import ranks_of
 from probing.diagnosis.facts import Facts, Missing, Progress, Rank
 from probing.diagnosis.flight_recorder.dump import DEFAULT, Group, RankDump, Record
 from probing.diagnosis.flight_recorder.one_moment import contradictions
@@ -23,7 +24,7 @@ from probing.diagnosis.rules.not_joined import NOT_JOINED
 from probing.diagnosis.verdict import CANNOT_TELL, ERROR, Advice, Culprit, Finding, Verdict
 from probing.diagnosis.wait_graph import Pending, WaitGraph
 from probing.diagnosis.waits import Wait
-from probing.diagnosis.words import clean, ranks_of, ranks_wait
+from probing.diagnosis.words import clean, ranks_wait
 
 __all__ = ("diagnose_dumps",)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from probing.api.text import ranks_of, time_text
 from probing.diagnosis.flight_recorder.dump import RankDump
-from probing.diagnosis.words import clean, ranks_of, time_text
+from probing.diagnosis.words import clean
 
 __all__ = ("contradictions",)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.clocks import apart_ns
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.verdict import ERROR, NOTE, Culprit, Finding, Verdict
 from probing.diagnosis.votes import vote
-from probing.diagnosis.words import clean, duration_text, ranks_of, ranks_wait, who
+from probing.diagnosis.words import clean, ranks_wait, who
 
 __all__ = ("COMMUNICATOR_ERROR", "VERDICTS", "find")
 
@@ -204,7 +205,7 @@ def _evidence(case: Case, comm: str, reports: Sequence[_Report], failed: Mapping
     for report in reports[:_MOST]:
         after = ""
         if report.t_ns is not None and start is not None and report.t_ns > start:
-            after = f", {duration_text(report.t_ns - start)} after rank {reports[0].rank}"
+            after = f", {time_text(report.t_ns - start)} after rank {reports[0].rank}"
         source = "NCCL's RAS: " if report.ras else ""
         did = [f"got {report.error} on"] * bool(report.error) + ["aborted"] * report.aborted
         yield f"{source}rank {report.rank} {' and '.join(did)} {name}{after}"

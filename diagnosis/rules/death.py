@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from probing.api.text import listed, ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.clocks import apart_ns
 from probing.diagnosis.deaths import Death, First, Kind, behind, deaths, first_of, lost_worker
@@ -12,15 +13,7 @@ from probing.diagnosis.holdups import destroyed_text, operation_text
 from probing.diagnosis.peer_sockets import Named, first_to_close
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.waits import INIT, Wait, is_p2p
-from probing.diagnosis.words import (
-    clean,
-    duration_text,
-    exit_text,
-    listed,
-    ranks_of,
-    ranks_wait,
-    who,
-)
+from probing.diagnosis.words import clean, exit_text, ranks_wait, who
 
 __all__ = ("RANK_DIED", "VERDICTS", "find")
 
@@ -150,7 +143,7 @@ def _evidence(case: Case, death: Death, died: Sequence[Death]) -> Iterator[str]:
 
 def _exit_line(one: Death, first: Death) -> str:
     after = one.at_ns - first.at_ns
-    when = "" if one is first else f" {duration_text(abs(after))} {'later' if after >= 0 else 'earlier'}"
+    when = "" if one is first else f" {time_text(abs(after))} {'later' if after >= 0 else 'earlier'}"
     error = f": {one.error}" if one.error else ""
     return f"rank {one.rank.rank} {exit_text(one.exit, one.rank.condition)}{when}{error}"
 
@@ -209,7 +202,7 @@ def _absent_culprit(case: Case, rank: Rank, died: Sequence[Death]) -> Culprit:
     death = next((d for d in died if d.rank is rank), None)
     if death is None:
         return case.culprit(rank.rank)
-    later = duration_text(death.at_ns - died[0].at_ns)
+    later = time_text(death.at_ns - died[0].at_ns)
     return Culprit(rank.rank, rank.node, rank.pid, f"{_why(death)}, {later} after them", "exited")
 
 

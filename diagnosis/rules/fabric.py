@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import listed, ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.fabrics import FabricFault, FabricReport
 from probing.diagnosis.verdict import ERROR, WARNING, Finding, Verdict
-from probing.diagnosis.words import clean, duration_text, listed, ranks_of
+from probing.diagnosis.words import clean
 from probing.diagnosis.xids import xid
 
 __all__ = ("VERDICTS", "find")
@@ -68,7 +69,7 @@ def _gpus(fault: FabricFault) -> str:
 
 
 def _span(fault: FabricFault) -> str:
-    return duration_text(fault.reports[-1].at_ns - fault.reports[0].at_ns)
+    return time_text(fault.reports[-1].at_ns - fault.reports[0].at_ns)
 
 
 def _report(report: FabricReport) -> str:
@@ -87,9 +88,7 @@ def _side(fault: FabricFault) -> str:
 def _evidence(fault: FabricFault) -> Iterator[str]:
     begin = fault.reports[0].at_ns
     for one in fault.reports[:8]:
-        yield (
-            f"{duration_text(one.at_ns - begin)} after the first: {_report(one)}" if one.at_ns > begin else _report(one)
-        )
+        yield (f"{time_text(one.at_ns - begin)} after the first: {_report(one)}" if one.at_ns > begin else _report(one))
     if len(fault.reports) > 8:
         yield f"{len(fault.reports) - 8} more GPUs of the clique"
     for one in fault.reports:
@@ -100,7 +99,7 @@ def _evidence(fault: FabricFault) -> Iterator[str]:
 
 def _missing(fault: FabricFault) -> Iterator[str]:
     if not fault.first_is_certain:
-        yield f"the order of the errors: the clocks of the nodes agree to {duration_text(fault.apart_ns)}"
+        yield f"the order of the errors: the clocks of the nodes agree to {time_text(fault.apart_ns)}"
     if any(one.error is None and one.event.code != 74 for one in fault.reports):
         yield "the lines of the kernel's log, which have unit, link and severity"
     if not fault.behind_the_links and any(one.counted is None for one in fault.reports):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from probing.api.text import ranks_of
 from probing.diagnosis.case import Case
 from probing.diagnosis.symptoms.symptom import Symptom
 from probing.diagnosis.verdict import ERROR, WARNING, Culprit, Finding, Verdict
-from probing.diagnosis.words import clean, ranks_of
+from probing.diagnosis.words import clean
 
 __all__ = ("VERDICTS", "find")
 
@@ -70,7 +71,7 @@ STORAGE_FAULT = Verdict(
     "storage_fault",
     "hardware",
     "A file system is full or does not answer, or a disk is slow or fails",
-    "A file system has less than 5 % and 1 GB left, its server does not answer, a disk is busy and takes more than 50"
+    "A file system has less than 5 % and 1 GiB left, its server does not answer, a disk is busy and takes more than 50"
     " ms a request, or the kernel reported errors of a disk or file system in the last hour.",
     "Sizes, latencies and the kernel's log.",
     "0.95 for what fails, 0.8 for what is slow or nearly full.",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from probing.api.text import time_text
 from probing.diagnosis.activity.requests import IDLE as WAITS_FOR_REQUESTS
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import hold_ups, operation_text
 from probing.diagnosis.verdict import NOTE, Finding, Verdict
 from probing.diagnosis.waits import INIT
-from probing.diagnosis.words import ranks_wait, time_text
+from probing.diagnosis.words import ranks_wait
 
 __all__ = ("VERDICTS", "find")
 

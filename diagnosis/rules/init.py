@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import longest_wait, lowered, site
 from probing.diagnosis.rules.absent import ended
 from probing.diagnosis.stack_calls import native_wait, python_wait
 from probing.diagnosis.verdict import ERROR, Finding, Verdict
 from probing.diagnosis.waits import INIT, main_thread
-from probing.diagnosis.words import ranks_of, ranks_wait, time_text
+from probing.diagnosis.words import ranks_wait
 
 __all__ = ("VERDICTS", "find")
 

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from probing.api.text import ranks_of, share_text, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.change_point import ChangePoint, change_point
 from probing.diagnosis.facts import Sample
 from probing.diagnosis.sample_difference import Difference, difference, growth, work_of
 from probing.diagnosis.verdict import ERROR, WARNING, Finding, Verdict
-from probing.diagnosis.words import duration_text, frame_text, ranks_of, share_text, time_text
+from probing.diagnosis.words import frame_text
 
 __all__ = ("JOB_SLOWDOWN", "VERDICTS", "find")
 
@@ -57,7 +58,7 @@ def find(case: Case) -> Iterator[Finding]:
         WARNING,
         0.8 if more else 0.7 if recent and past else 0.6,
         f"{ranks} {'is' if len(case.facts.ranks) == 1 else 'are'} slower than before: a step takes"
-        f" {duration_text(change.after)} instead of {duration_text(change.before)}{_why(more)}",
+        f" {time_text(change.after)} instead of {time_text(change.before)}{_why(more)}",
         victims=tuple(rank.rank for rank in case.facts.ranks),
         since_ns=since,
         evidence=tuple(_evidence(case, change, since, more, recent, past)),
@@ -95,7 +96,7 @@ def _evidence(
     case: Case, change: ChangePoint, since: int, more: Difference | None, recent: list[Sample], past: list[Sample]
 ) -> Iterator[str]:
     lasts = time_text(case.facts.step_history[-1][0] - since)
-    yield f"median step {duration_text(change.after)} for {lasts}, {duration_text(change.before)} before"
+    yield f"median step {time_text(change.after)} for {lasts}, {time_text(change.before)} before"
     if more is not None:
         blocked = ", mostly off the CPU" if more.blocked() else ""
         shares = f"{share_text(more.share)} of the time{blocked}, before {share_text(more.others)}"
@@ -104,7 +105,7 @@ def _evidence(
         longer = growth(past, change.before, recent, change.after)
         now, before = 1 - work_of(recent).total, 1 - work_of(past).total
         if longer is not None:
-            takes = f"{duration_text(longer.after)} of each step, before {duration_text(longer.before)}"
+            takes = f"{time_text(longer.after)} of each step, before {time_text(longer.before)}"
             yield f"stacks of all ranks: {frame_text(longer.frame)} takes {takes}"
         elif now - before >= _WAITS_MORE:
             shares = f"{share_text(now)} of the time, before {share_text(before)}"

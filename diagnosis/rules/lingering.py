@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.verdict import NOTE, WARNING, Finding, Verdict
-from probing.diagnosis.words import clean, ranks_of, time_text, who
+from probing.diagnosis.words import clean, who
 
 __all__ = ("VERDICTS", "find")
 

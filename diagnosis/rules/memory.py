@@ -6,11 +6,12 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from probing.api.text import size, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank, Series
 from probing.diagnosis.growth import DEVICE, RESIDENT, Growth, growths
 from probing.diagnosis.verdict import NOTE, WARNING, Culprit, Finding, Verdict
-from probing.diagnosis.words import bytes_text, time_text, who
+from probing.diagnosis.words import who
 
 __all__ = ("MEMORY_GROWTH", "MEMORY_IMBALANCE", "VERDICTS", "find")
 
@@ -18,7 +19,7 @@ MEMORY_GROWTH = Verdict(
     "memory_growth",
     "memory",
     "The memory of a rank grows towards its limit",
-    "The resident or device memory of a rank has grown steadily over 20 readings or more, by at least 64 MB and a"
+    "The resident or device memory of a rank has grown steadily over 20 readings or more, by at least 64 MiB and a"
     " tenth, and lately no slower. At that rate it reaches the limit of its cgroup, node or device within an hour, and"
     " within ten times the time over which it was recorded.",
     "Readings of the rank's memory, and the limits.",
@@ -35,7 +36,7 @@ MEMORY_IMBALANCE = Verdict(
     "memory_imbalance",
     "memory",
     "A rank has much more memory than the others",
-    "The resident or device memory of a rank is at least 1.5 times the median of the others and 256 MB more, and is"
+    "The resident or device memory of a rank is at least 1.5 times the median of the others and 256 MiB more, and is"
     " stable: its last five readings differ by 5 % at most. Fewer than half of the ranks have so much.",
     "The last readings of the ranks' memory.",
     "0.8.",
@@ -110,7 +111,7 @@ def _unlimited(name: str, growing: Sequence[Growth]) -> Finding:
 
 
 def _per_minute(g: Growth) -> str:
-    return f"{bytes_text(g.rate * 60e9)} a minute"
+    return f"{size(g.rate * 60e9)} a minute"
 
 
 def _grows(name: str, g: Growth) -> str:
@@ -125,7 +126,7 @@ def _seen(g: Growth) -> str:
 def _grown(g: Growth) -> str:
     first, last = g.series.values[0], g.series.values[-1]
     took = time_text(g.series.ts_ns[-1] - g.series.ts_ns[0])
-    return f"{bytes_text(first)} to {bytes_text(last)} in {took} ({len(g.series.values)} readings)"
+    return f"{size(first)} to {size(last)} in {took} ({len(g.series.values)} readings)"
 
 
 def _more(known: Sequence[tuple[Rank, Series]]) -> list[tuple[Rank, float, float]]:
@@ -161,17 +162,13 @@ def _imbalance(name: str, more: Sequence[tuple[Rank, float, float]]) -> Finding:
         MEMORY_IMBALANCE,
         WARNING,
         0.8,
-        f"{has} {bytes_text(own)} of {_KINDS[name]}, {_compared(own, usual)}",
+        f"{has} {size(own)} of {_KINDS[name]}, {_compared(own, usual)}",
         culprits=tuple(
-            Culprit(
-                r.rank, r.node, r.pid, f"it has {bytes_text(mine)} of {_KINDS[name]}, the others {bytes_text(others)}"
-            )
+            Culprit(r.rank, r.node, r.pid, f"it has {size(mine)} of {_KINDS[name]}, the others {size(others)}")
             for r, mine, others in more
         ),
         about=name,
-        evidence=tuple(
-            f"rank {r.rank}: {bytes_text(mine)}; median of the others {bytes_text(others)}" for r, mine, others in more
-        ),
+        evidence=tuple(f"rank {r.rank}: {size(mine)}; median of the others {size(others)}" for r, mine, others in more),
         refuted_by=(MEMORY_IMBALANCE.refuted_by,),
         next_steps=MEMORY_IMBALANCE.next_steps,
     )

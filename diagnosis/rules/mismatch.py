@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import listed, ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.disagreements import KINDS, Disagreement
 from probing.diagnosis.holdups import doubts, longest_wait, lowered, place_text, site
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
-from probing.diagnosis.words import clean, listed, ranks_of, time_text
+from probing.diagnosis.words import clean
 
 __all__ = ("VERDICTS", "about_of", "find")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import ranks_of, size
 from probing.diagnosis.case import Case
 from probing.diagnosis.verdict import NOTE, Finding, Verdict
-from probing.diagnosis.words import bytes_text, clean, ranks_of
+from probing.diagnosis.words import clean
 
 __all__ = ("VERDICTS", "find")
 
@@ -34,13 +35,13 @@ def find(case: Case) -> Iterator[Finding]:
     for node in case.facts.nodes:
         for gpu in node.hardware.gpus:
             if gpu.ranks and gpu.name is not None:
-                size = next((s for n, s in kinds if n == gpu.name and _alike(s, gpu.total_bytes or 0)), None)
-                kinds.setdefault((gpu.name, gpu.total_bytes or 0 if size is None else size), []).extend(gpu.ranks)
+                total = next((s for n, s in kinds if n == gpu.name and _alike(s, gpu.total_bytes or 0)), None)
+                kinds.setdefault((gpu.name, gpu.total_bytes or 0 if total is None else total), []).extend(gpu.ranks)
     if len(kinds) < 2:
         return
     texts = [
-        f"{clean(name)}{f' with {bytes_text(size)}' if size else ''} on {ranks_of(ranks)}"
-        for (name, size), ranks in sorted(kinds.items(), key=lambda kind: -len(kind[1]))
+        f"{clean(name)}{f' with {size(total)}' if total else ''} on {ranks_of(ranks)}"
+        for (name, total), ranks in sorted(kinds.items(), key=lambda kind: -len(kind[1]))
     ]
     yield Finding(
         MIXED_DEVICES,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import doubts, longest_wait, lowered, operation_text
 from probing.diagnosis.verdict import ERROR, Finding, Verdict
 from probing.diagnosis.waits import INIT
-from probing.diagnosis.words import clean, ranks_of, ranks_wait, time_text
+from probing.diagnosis.words import clean, ranks_wait
 
 __all__ = ("VERDICTS", "find")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import ranks_of, time_text
 from probing.diagnosis.activity.requests import IDLE
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import HoldUp, destroyed_text, doubts, edge_text, hold_ups, lowered, operation_text, site
@@ -11,7 +12,7 @@ from probing.diagnosis.rules.absent import ended
 from probing.diagnosis.stalls import last_seen_ns
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.waits import FILE_LOCK, INIT, halted, main_thread
-from probing.diagnosis.words import ranks_of, ranks_wait, time_text
+from probing.diagnosis.words import ranks_wait
 
 __all__ = ("VERDICTS", "find")
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 from statistics import median
 
+from probing.api.text import ranks_of
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank, Series
 from probing.diagnosis.verdict import ERROR, WARNING, Culprit, Finding, Verdict
-from probing.diagnosis.words import clean, ranks_of, who
+from probing.diagnosis.words import clean, who
 
 __all__ = ("BAD_VALUES", "VERDICTS", "find")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from probing.api.text import ranks_of, time_text
 from probing.diagnosis.activity.requests import IDLE, RPC
 from probing.diagnosis.activity.scene import is_library, python_frames
 from probing.diagnosis.case import Case
@@ -15,7 +16,7 @@ from probing.diagnosis.stalls import STUCK_PATIENCE
 from probing.diagnosis.verdict import ERROR, NOTE, Finding, Verdict
 from probing.diagnosis.votes import vote
 from probing.diagnosis.waits import halted, main_thread, wait_of
-from probing.diagnosis.words import clean, ranks_of, time_text
+from probing.diagnosis.words import clean
 
 __all__ = ("VERDICTS", "find")
 

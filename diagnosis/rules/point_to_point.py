@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import doubts, edge_text, longest_wait, lowered, oldest, operation_text, site
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.wait_graph import Edge
 from probing.diagnosis.waits import is_p2p
-from probing.diagnosis.words import ranks_of, time_text
 
 __all__ = ("VERDICTS", "find")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from probing.api.text import ranks_of, share_text, time_text
 from probing.diagnosis.arrivals import arrivals
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.rotation import Burst, Rotation, burst_of, rotation_of
 from probing.diagnosis.rules.slow_rank import SLOW_RANK, are_recent
 from probing.diagnosis.verdict import ERROR, NOTE, Finding, Verdict
-from probing.diagnosis.words import duration_text, ranks_of, share_text, time_text
 
 __all__ = ("VERDICTS", "find")
 
@@ -73,7 +73,7 @@ def _rotating(case: Case, one: Rotation) -> Finding:
         ROTATING,
         NOTE,
         0.6 if contended else 0.8,
-        f"each step another rank is the last, by {duration_text(one.lag_ns)}, which costs {share_text(one.share)} of"
+        f"each step another rank is the last, by {time_text(one.lag_ns)}, which costs {share_text(one.share)} of"
         f" the time of {len(one.arrivals.ranks)} ranks: {why}, no slow rank",
         victims=one.arrivals.ranks,
         about=one.arrivals.comm,
@@ -97,7 +97,7 @@ def _passed(case: Case, one: Burst) -> Finding:
         PASSED,
         NOTE,
         0.8,
-        f"{case.who([one.rank])} slowed {others} for {duration_text(one.lasted_ns)}, until {time_text(ago)} ago, and no"
+        f"{case.who([one.rank])} slowed {others} for {time_text(one.lasted_ns)}, until {time_text(ago)} ago, and no"
         " longer does",
         victims=peers,
         since_ns=one.ended_ns - one.lasted_ns,

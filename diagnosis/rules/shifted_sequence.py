@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.disagreements import Disagreement
 from probing.diagnosis.holdups import doubts, longest_wait, lowered, place_text, site
@@ -11,7 +12,7 @@ from probing.diagnosis.rules.mismatch import about_of
 from probing.diagnosis.sequences import Sequence, Signature, signature
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.votes import Pattern, pattern_of
-from probing.diagnosis.words import call_text, clean, ranks_of, time_text
+from probing.diagnosis.words import call_text, clean
 
 __all__ = ("VERDICTS", "find")
 

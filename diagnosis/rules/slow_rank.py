@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from probing.api.text import ranks_of, share_text, time_text
 from probing.diagnosis.arrivals import Arrivals, arrivals
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.lateness import Late, by_rank, late_ranks
 from probing.diagnosis.slow_reasons import SlowReason, reason_of
 from probing.diagnosis.verdict import ERROR, WARNING, Culprit, Finding, Verdict
-from probing.diagnosis.words import duration_text, ranks_of, share_text, who
+from probing.diagnosis.words import who
 
 __all__ = ("SLOW_RANK", "VERDICTS", "are_recent", "find")
 
@@ -101,9 +102,9 @@ def _evidence(
             f"{ranks_of(one.ranks)} {verb} the last in {one.last_in} of {one.compared} operations of"
             f" {case.comm_name(one.arrivals.comm)} with a late rank (seq {first} to {last}, {one.of} operations)"
         )
-        yield f"{duration_text(one.lag_ns)} after the median of the others: {share_text(one.share)} of the time is lost"
+        yield f"{time_text(one.lag_ns)} after the median of the others: {share_text(one.share)} of the time is lost"
         if one.arrivals.error_ns:
-            yield f"the clocks of the nodes agree to {duration_text(one.arrivals.error_ns)}"
+            yield f"the clocks of the nodes agree to {time_text(one.arrivals.error_ns)}"
     for rank, reason in list(zip(slow, reasons, strict=True))[:_MOST_NAMED]:
         yield from (text if len(slow) == 1 else f"rank {rank.rank}: {text}" for text in reason.evidence)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import ranks_of
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import doubts
 from probing.diagnosis.stalls import STUCK_PATIENCE
 from probing.diagnosis.unseen import unseen
 from probing.diagnosis.verdict import CANNOT_TELL, ERROR, Finding
-from probing.diagnosis.words import clean, ranks_of
+from probing.diagnosis.words import clean
 
 __all__ = ("VERDICTS", "find")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from probing.api.text import share_text
 from probing.diagnosis.facts import NodeFacts
 from probing.diagnosis.hardware_facts import Gpu, HardwareEvent
 from probing.diagnosis.nvlink_errors import nvlink_error
 from probing.diagnosis.symptoms.symptom import Symptom
-from probing.diagnosis.words import clean, share_text
+from probing.diagnosis.words import clean
 from probing.diagnosis.xids import xid
 
 __all__ = ("gpu_symptoms",)

@@ -6,10 +6,11 @@ import ipaddress
 from collections.abc import Iterator
 from statistics import median
 
+from probing.api.text import share_text
 from probing.diagnosis.facts import NodeFacts
 from probing.diagnosis.hardware_facts import HardwareEvent, NetworkPath, NetworkPort
 from probing.diagnosis.symptoms.symptom import Symptom
-from probing.diagnosis.words import clean, share_text
+from probing.diagnosis.words import clean
 
 __all__ = ("network_symptoms",)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import share_text, size, time_text
 from probing.diagnosis.facts import NodeFacts
 from probing.diagnosis.hardware_facts import Disk, FileSystem, HardwareEvent
 from probing.diagnosis.symptoms.symptom import Symptom
-from probing.diagnosis.words import bytes_text, clean, duration_text, share_text
+from probing.diagnosis.words import clean
 
 __all__ = ("storage_symptoms",)
 
@@ -43,7 +44,7 @@ def _file_system(node: NodeFacts, one: FileSystem) -> Iterator[Symptom]:
         found = True, "does not answer", f"Look at its server: {clean(one.kind or 'it')} is served by another host."
     elif one.used is not None and left is not None and one.used >= _FULL and left < _LEAST_LEFT:
         remedy = "Give the container more shared memory, as by --shm-size." if shared else "Free space on it."
-        found = left == 0 or shared, f"is full: {share_text(one.used)}, {bytes_text(left)} are left", remedy
+        found = left == 0 or shared, f"is full: {share_text(one.used)}, {size(left)} are left", remedy
     if found:
         fails, text, remedy = found
         yield Symptom(
@@ -57,7 +58,7 @@ def _disk(node: NodeFacts, disk: Disk) -> Iterator[Symptom]:
         return
     name = f"disk {clean(disk.name)}"
     busy = share_text(disk.busy or 0.0)
-    text = f"is slow: a request takes {duration_text(slowest)}, and it is busy {busy} of the time"
+    text = f"is slow: a request takes {time_text(slowest)}, and it is busy {busy} of the time"
     waiting = (f"{disk.in_flight} requests wait",) if disk.in_flight else ()
     yield Symptom(
         "storage_fault",

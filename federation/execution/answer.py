@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypedDict, TypeVar
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError, QueryMemory
+from probing.api.text import size
 from probing.federation.execution.clocks import Offset
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _batches(rows: Rows, max_bytes: int) -> Generator[pa.RecordBatch, None, None
                 writer.write_batch(batch)
                 if file.tell() > max_bytes:
                     raise QueryMemory(
-                        f"the answer is larger than the {max_bytes >> 20} MB that --strict holds back",
+                        f"the answer is larger than the {size(max_bytes)} that --strict holds back",
                         hint="narrow the time range, or leave --strict away: rows are then written as they come",
                     )
         file.seek(0)

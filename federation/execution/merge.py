@@ -11,8 +11,9 @@ import duckdb
 import pyarrow as pa
 
 from probing.api.errors import TOO_LARGE, EngineDiffers, PeerError, QueryMemory, QueryTimeout
+from probing.api.text import size, sql_table
 from probing.federation.execution.answer import Answer, Answered, Failed, Gather, Gathered, Reply
-from probing.federation.planning.catalog import create_table, open_database, quoted
+from probing.federation.planning.catalog import create_table, open_database
 from probing.federation.planning.split import Part, Plan
 from probing.federation.sql.errors import from_duckdb
 
@@ -55,7 +56,7 @@ def run_all(
     # The answer of one node alone may be too large, which fails the query, too.
     if any(failed.error.code == TOO_LARGE for failed in gathered.failed):
         raise QueryMemory(
-            f"the nodes' answers are larger than {max_bytes >> 20} MB together",
+            f"the nodes' answers are larger than {size(max_bytes)} together",
             hint="narrow the time range, or aggregate; only rows without ORDER BY, DISTINCT and LIMIT are streamed",
         )
     gathered.require(strict=strict)
@@ -103,7 +104,7 @@ def _part_schema(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
 
 def _drop(db: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> None:
     for part in parts:
-        db.execute(f"DROP TABLE {quoted(part.table)}")
+        db.execute(f"DROP TABLE {sql_table(part.table)}")
 
 
 def _fitted_all(gathered: Gathered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[list[pa.Table]]:
@@ -130,14 +131,14 @@ def _load(db: duckdb.DuckDBPyConnection, plan: Plan, nodes: Sequence[Sequence[pa
             answers = pa.concat_tables([tables[number] for tables in nodes])
             # DuckDB reads thousands of small chunks slowly; a large answer is not held twice for that.
             db.register("arrow_answers", answers.combine_chunks() if answers.nbytes < _SMALL else answers)
-            db.execute(f"INSERT INTO {quoted(part.table)} SELECT * FROM arrow_answers")
+            db.execute(f"INSERT INTO {sql_table(part.table)} SELECT * FROM arrow_answers")
             db.unregister("arrow_answers")
 
 
 def create_part(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
     """Creates the part's table and returns its Arrow schema, whose columns are named by number."""
     create_table(db, part.table, part.columns)
-    schema: pa.Schema = db.sql(f"SELECT * FROM {quoted(part.table)}").to_arrow_table().schema
+    schema: pa.Schema = db.sql(f"SELECT * FROM {sql_table(part.table)}").to_arrow_table().schema
     return pa.schema([pa.field(f"c{i}", field.type) for i, field in enumerate(schema)])
 
 

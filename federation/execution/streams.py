@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError
+from probing.api.text import sql_name
 from probing.federation.execution.answer import Gathered, Rows, twice
 from probing.federation.execution.asking import ONCE, ask_many
 from probing.federation.execution.merge import SAME_VERSION, create_part
-from probing.federation.planning.catalog import open_database, quoted_column
+from probing.federation.planning.catalog import open_database
 from probing.federation.planning.shapes import PART
 from probing.federation.planning.split import Plan
 
@@ -47,7 +48,7 @@ def concatenates(plan: Plan) -> bool:
     """Whether the answer is the concatenation of the nodes' rows: no order, no limit."""
     if plan.kind != "rows" or len(plan.parts) != 1 or plan.parts[0].table != PART:
         return False
-    body = ", ".join(f"c{i} AS {quoted_column(name)}" for i, (name, _) in enumerate(plan.columns))
+    body = ", ".join(f"c{i} AS {sql_name(name)}" for i, (name, _) in enumerate(plan.columns))
     return plan.final == f"SELECT {body} FROM {PART}"
 
 

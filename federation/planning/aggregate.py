@@ -6,10 +6,18 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from probing.federation.planning.catalog import Catalog, Columns, quoted_column
-from probing.federation.planning.functions import is_aggregate, require_row_function, require_row_functions
+from probing.api.text import sql_name
+from probing.federation.planning.catalog import Catalog, Columns
 from probing.federation.planning.partials import Recipe, recipe
-from probing.federation.planning.shapes import PART, Draft, Unsplittable, plain_select
+from probing.federation.planning.shapes import (
+    PART,
+    Draft,
+    Unsplittable,
+    is_aggregate,
+    plain_select,
+    require_row_function,
+    require_row_functions,
+)
 from probing.federation.sql.dialect import table_name, to_sql
 
 __all__ = ("aggregate_plan",)
@@ -19,7 +27,7 @@ _MAX_ALIAS_DEPTH = 16
 
 @dataclass
 class _Groups:
-    """Names for the group keys ``k0...`` and for the aggregates ``a0...``, each expression once."""
+    """Names of the group keys ``k0...`` and the aggregates ``a0...``; equal expressions have one name."""
 
     keys: list[exp.Expr] = field(default_factory=list)
     calls: list[exp.Expr] = field(default_factory=list)
@@ -50,10 +58,10 @@ class _Names:
         self._aliases = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
 
     def resolve(self, node: exp.Expr, depth: int = 0, *, having: bool = False) -> exp.Expr:
-        """Returns ``node`` over columns only, without qualifiers.
+        """Returns ``node`` with aliases replaced and columns without qualifiers.
 
-        DuckDB takes a column before an alias of the same name; only in HAVING it may turn to the alias, so there such
-        a name raises Unsplittable.
+        DuckDB prefers a column to an alias of the same name, but not always in HAVING: there such a name raises
+        Unsplittable.
         """
         if depth > _MAX_ALIAS_DEPTH:
             raise Unsplittable("names that stand for each other")
@@ -97,7 +105,7 @@ def aggregate_plan(catalog: Catalog, root: exp.Query, columns: Columns, *, state
     if not groups.calls and not groups.keys:
         raise Unsplittable("it does not aggregate")
     where = select.args.get("where")
-    body = ", ".join(f"{to_sql(e)} AS {quoted_column(c)}" for e, (c, _) in zip(lifted, columns, strict=True))
+    body = ", ".join(f"{to_sql(e)} AS {sql_name(c)}" for e, (c, _) in zip(lifted, columns, strict=True))
     source, sends = _combined(catalog, select, groups, states)
     final = f"SELECT {'DISTINCT ' if select.args.get('distinct') else ''}{body} FROM ({source})"
     final += f" WHERE {to_sql(condition)}" if condition is not None else ""

@@ -1,4 +1,4 @@
-"""Empty tables in DuckDB, which bind and type a query before any node is asked."""
+"""Empty tables in DuckDB, over which a query is bound and typed before any node is asked."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from probing.api.errors import NotFound
 from probing.api.tables import TABLES
+from probing.api.text import sql_name, sql_table
 from probing.federation.sql.dialect import needs_helper, parse, table_name, tables_in
 from probing.federation.sql.errors import from_duckdb
 from probing.federation.sql.states import has_states, with_states
@@ -24,8 +25,6 @@ __all__ = (
     "api_schemas",
     "create_table",
     "open_database",
-    "quoted",
-    "quoted_column",
     "same_types",
 )
 
@@ -51,7 +50,7 @@ def open_database(
     config: dict[str, str | bool | int | float | list[str]] = {}
     config |= {k: v for k, v in _LOCKED.items() if k != "TimeZone"}
     config |= {"memory_limit": memory_limit, "threads": str(threads)}
-    # Left out, the directory is .tmp where the process was started.
+    # Without it DuckDB uses .tmp in the directory where the process was started.
     config |= {"temp_directory": spill}
     connection = duckdb.connect(":memory:", config=config)
     if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'").fetchone():
@@ -63,21 +62,12 @@ def open_database(
     return connection
 
 
-def quoted(name: str) -> str:
-    """Returns ``name`` as an SQL identifier; ``schema.table`` as two."""
-    return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
-
-
 def create_table(connection: duckdb.DuckDBPyConnection, name: str, columns: Columns) -> None:
     """Creates the empty table ``name``, and its schema if it has one. ``columns`` are of DuckDB types."""
     if "." in name:
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(name.split('.')[0])}")
-    body = ", ".join(f"{quoted_column(column)} {kind}" for column, kind in columns)
-    connection.execute(f"CREATE TABLE {quoted(name)} ({body})")
-
-
-def quoted_column(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {sql_table(name.split('.')[0])}")
+    body = ", ".join(f"{sql_name(column)} {kind}" for column, kind in columns)
+    connection.execute(f"CREATE TABLE {sql_table(name)} ({body})")
 
 
 def same_types(one: Columns, other: Columns) -> bool:
@@ -85,7 +75,7 @@ def same_types(one: Columns, other: Columns) -> bool:
 
 
 class Catalog:
-    """Empty copies of tables, which bind queries and have no rows. Hold ``lock`` over several calls."""
+    """Empty copies of tables, over which queries are bound. Hold ``lock`` over several calls."""
 
     def __init__(self, schemas: Mapping[str, pa.Schema]) -> None:
         """``schemas``: the tables as queries at a node see them, by ``schema.table``."""
@@ -133,7 +123,7 @@ class Catalog:
             for name in selects:
                 self.columns.pop(name, None)
             for name in made:
-                self._db.execute(f"DROP TABLE {quoted(name)}")
+                self._db.execute(f"DROP TABLE {sql_table(name)}")
 
     def describe(self, sql: str) -> Columns:
         """Returns names and DuckDB types of the columns of ``sql``. Raises QueryError when it does not bind."""
@@ -144,7 +134,7 @@ class Catalog:
         return tuple((str(row[0]), str(row[1])) for row in rows)
 
     def describe_part(self, sql: str) -> Columns:
-        """As ``describe``, of what a node answers: a state of an aggregate is sent as a struct."""
+        """As ``describe``, for the answer of a node to ``sql``, in which a state of an aggregate is a struct."""
         if not has_states(root := parse(sql)):
             return self.describe(sql)
         try:
@@ -166,7 +156,7 @@ class Catalog:
         try:
             return self.describe(sql)
         finally:
-            self._db.execute(f"DROP TABLE {quoted(name)}")
+            self._db.execute(f"DROP TABLE {sql_table(name)}")
 
 
 @lru_cache(maxsize=1)

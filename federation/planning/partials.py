@@ -86,7 +86,7 @@ def _count(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
 
 
 def _count_if(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
-    # DuckDB treats it as a sum, unlike count: NULL over no rows, and a HUGEINT.
+    # DuckDB treats count_if as a sum, unlike count: NULL over no rows, and a HUGEINT.
     return Recipe((_filtered(f"count_if({_argument(call)})", condition),), "sum({0})::HUGEINT")
 
 

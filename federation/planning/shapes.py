@@ -1,25 +1,39 @@
-"""Shapes of SELECT that can be split, and the clauses that all ways of splitting share."""
+"""Shapes of SELECT that can be split, the clauses that all ways of splitting share, and functions of many rows."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sqlglot import exp
 
 from probing.api.errors import QueryError
-from probing.federation.planning.catalog import Columns
+from probing.federation.planning.catalog import Columns, open_database
 from probing.federation.sql.dialect import to_sql
 
-__all__ = ("PART", "Draft", "Part", "Unsplittable", "hidden_order", "limit_rows", "plain_select")
+__all__ = (
+    "PART",
+    "Draft",
+    "Part",
+    "Unsplittable",
+    "hidden_order",
+    "is_aggregate",
+    "limit_rows",
+    "plain_select",
+    "require_row_function",
+    "require_row_functions",
+)
 
 PART = "part"
 _KNOWN = frozenset({"distinct", "expressions", "limit", "from_", "where", "group", "having", "order", "offset"})
 # Above this limit a node sends its rows unsorted: to sort them twice gains nothing.
 _TOP_N = 100_000
+_CALL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)\(")
 
 
 class Unsplittable(QueryError):
-    """This way of splitting is not sound for the query; the planner takes the next one."""
+    """A way of splitting is not sound for the query; the planner tries the next way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +55,7 @@ class Draft:
 
 
 def plain_select(root: exp.Query) -> exp.Select:
-    """Returns ``root`` if it is one SELECT from one table, without subqueries or rare clauses. Raises Unsplittable."""
+    """Returns ``root``; raises Unsplittable unless it is a SELECT from one table without subqueries or rare clauses."""
     if not isinstance(root, exp.Select):
         raise Unsplittable("it is no single SELECT")
     if any(value for name, value in root.args.items() if name not in _KNOWN):
@@ -64,7 +78,7 @@ def plain_select(root: exp.Query) -> exp.Select:
 
 
 def limit_rows(select: exp.Select) -> int | None:
-    """Returns how many first rows of each node can matter; None for all."""
+    """Returns the number of first rows of each node that can matter; None for all rows."""
     limit, offset = select.args.get("limit"), select.args.get("offset")
     if limit is None:
         return None
@@ -105,3 +119,45 @@ def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[
         key.set("this", exp.column(column))
         keys.append(to_sql(key))
     return keys, hidden
+
+
+@lru_cache(maxsize=1)
+def _functions() -> dict[str, str]:
+    """Returns the kind of each function of this DuckDB; where a name has several kinds, the aggregate wins."""
+    with open_database(memory_limit="256MiB", threads=1) as db:
+        rows = db.execute("SELECT lower(function_name), function_type FROM duckdb_functions()").fetchall()
+    kinds: dict[str, str] = {}
+    for name, kind in rows:
+        if kinds.get(name) != "aggregate":
+            kinds[name] = kind
+    return kinds
+
+
+def is_aggregate(node: exp.Expr) -> bool:
+    """Whether ``node`` itself is the call of an aggregate function, known to sqlglot or only to DuckDB."""
+    if isinstance(node, (exp.AggFunc, exp.Connector)):
+        # AND and OR are functions to sqlglot, and the text of one may begin with the call of an aggregate.
+        return isinstance(node, exp.AggFunc)
+    return isinstance(node, exp.Func) and _functions().get(_name(node)) == "aggregate"
+
+
+def require_row_function(node: exp.Expr) -> None:
+    """Raises Unsplittable when ``node`` itself may read more than one row."""
+    if is_aggregate(node) or isinstance(node, (exp.Filter, exp.WithinGroup)):
+        raise Unsplittable("it aggregates")
+    if isinstance(node, exp.Anonymous) and _functions().get(_name(node)) != "scalar":
+        # A macro can hide an aggregate (geometric_mean does).
+        raise Unsplittable(f"{node.name} may look at many rows")
+
+
+def require_row_functions(root: exp.Expr) -> None:
+    """Raises Unsplittable when a call in ``root`` may read more than one row."""
+    for node in root.walk():
+        require_row_function(node)
+
+
+def _name(node: exp.Expr) -> str:
+    if isinstance(node, exp.Anonymous):
+        return str(node.name).lower()
+    call = _CALL.match(to_sql(node))
+    return call.group(1).lower() if call else ""

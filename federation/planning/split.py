@@ -19,13 +19,23 @@ from sqlglot import exp
 from probing.api.errors import QueryError, QueryRejected
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
+from probing.api.text import sql_name, sql_table
 from probing.federation.planning.aggregate import aggregate_plan
-from probing.federation.planning.catalog import Catalog, Columns, api_catalog, quoted, quoted_column, same_types
-from probing.federation.planning.functions import require_row_functions
-from probing.federation.planning.gather_rows import ship_parts
-from probing.federation.planning.shapes import PART, Draft, Part, Unsplittable, hidden_order, limit_rows, plain_select
+from probing.federation.planning.catalog import Catalog, Columns, api_catalog, same_types
+from probing.federation.planning.shapes import (
+    PART,
+    Draft,
+    Part,
+    Unsplittable,
+    hidden_order,
+    limit_rows,
+    plain_select,
+    require_row_functions,
+)
 from probing.federation.sql.dialect import parse, table_name, tables_in, to_sql
+from probing.federation.sql.filters import certain_of, names_whole_rows
 from probing.federation.sql.headings import with_headings
+from probing.federation.sql.narrowing import narrow_all
 from probing.federation.sql.states import has_states
 from probing.federation.sql.times import fix_times
 from probing.federation.sql.views import expand, known_columns, set_apart
@@ -67,16 +77,16 @@ def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[s
 
 
 def each_node(sql: str, now_ns: int, catalog: Catalog | None = None) -> Plan:
-    """A plan whose rows are those of ``sql`` at each node by itself, one node's after the other's.
+    """Returns a plan whose rows are the answers of the nodes to ``sql``, one after the other.
 
-    For SELECTs in which no row of one node meets a row of another, and which name no views. Raises as ``plan``.
+    For a SELECT that joins or groups no rows of different nodes and names no views. Raises as ``plan``.
     """
     chosen = catalog if catalog is not None else api_catalog()
     root = fix_times(parse(sql), now_ns)
     with chosen.lock:
         chosen.require(table_name(table) for table in tables_in(root))
         columns = chosen.describe(to_sql(root))
-    body = ", ".join(f"c{i} AS {quoted_column(name)}" for i, (name, _) in enumerate(columns))
+    body = ", ".join(f"c{i} AS {sql_name(name)}" for i, (name, _) in enumerate(columns))
     parts = (Part(PART, to_sql(root), tuple((f"c{i}", kind) for i, (_, kind) in enumerate(columns))),)
     return Plan("rows", parts, f"SELECT {body} FROM {PART}", columns)
 
@@ -89,7 +99,7 @@ def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, Vi
     def with_views(sql: str) -> str:
         return to_sql(fix_times(expand(parse(sql), {**views, **apart}, columns), now_ns))
 
-    with catalog.beside({name: with_views(f"SELECT * FROM {quoted(name)}") for name in apart}):
+    with catalog.beside({name: with_views(f"SELECT * FROM {sql_table(name)}") for name in apart}):
         found = _split(root, catalog)
     if not apart:
         return found
@@ -115,12 +125,12 @@ def _split(root: exp.Query, catalog: Catalog, *, states: bool = True) -> Plan:
         except Unsplittable as e:
             why = e.message
         except QueryError:
-            # A part that DuckDB does not bind was split wrongly: the next way is tried.
+            # DuckDB does not bind a part that was split wrongly: the next way is tried.
             why = "its parts do not bind"
         else:
             sends_states = any(has_states(parse(part.sql)) for part in found.parts)
             return replace(found, classic=_split(root, catalog, states=False)) if sends_states else found
-    return Plan("ship", ship_parts(root, catalog), to_sql(root), columns, why)
+    return Plan("ship", _ship_parts(root, catalog), to_sql(root), columns, why)
 
 
 def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Plan:
@@ -133,7 +143,7 @@ def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Pla
 
 
 def _spell_star(select: exp.Select, columns: Columns) -> None:
-    """Replaces the star of ``select`` by names: on a node of another version it has other columns."""
+    """Replaces ``*`` in ``select`` by names of columns: on a node of another version a table has other columns."""
     items = select.expressions
     stars = [i for i, item in enumerate(items) if isinstance(_unqualified(item), exp.Star)]
     if len(stars) != 1 or any(v for k, v in _unqualified(items[stars[0]]).args.items() if not k.startswith("except")):
@@ -171,6 +181,38 @@ def _rows(_catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
     else:
         select.limit(rows, copy=False)
     select.set("offset", None)
-    body = ", ".join(f"c{i} AS {quoted_column(name)}" for i, (name, _) in enumerate(columns))
+    body = ", ".join(f"c{i} AS {sql_name(name)}" for i, (name, _) in enumerate(columns))
     final = f"SELECT {'DISTINCT ' if distinct is not None else ''}{body} FROM {PART}{tail}"
     return Draft(to_sql(select), tuple(names), final)
+
+
+def _ship_parts(root: exp.Query, catalog: Catalog) -> tuple[Part, ...]:
+    """Returns a part for each stored table of ``root``, which has the name of the table."""
+    places: dict[str, list[exp.Table]] = {}
+    narrowed = root.copy()
+    narrow_all(narrowed, lambda name: [column for column, _ in catalog.columns.get(name, ())])
+    for table in tables_in(narrowed):
+        places.setdefault(table_name(table), []).append(table)
+    everything = names_whole_rows(root)
+    words = {identifier.name.lower() for identifier in root.find_all(exp.Identifier)}
+    return tuple(_shipped(name, tables, catalog.columns[name], words, everything) for name, tables in places.items())
+
+
+def _shipped(name: str, tables: list[exp.Table], columns: Columns, words: set[str], everything: bool) -> Part:
+    # Any identifier of the query may be a column: one column too many is sound, one too few is not.
+    wanted = columns if everything else tuple(c for c in columns if c[0].lower() in words)
+    wanted = wanted or columns[:1]
+    sql = f"SELECT {', '.join(sql_name(column) for column, _ in wanted)} FROM {sql_table(name)}"
+    filters = [_filter(table, columns) for table in tables]
+    found = [f for f in filters if f is not None]
+    if len(found) == len(filters):
+        sql += " WHERE " + " OR ".join(f"({to_sql(f)})" for f in dict.fromkeys(found))
+    return Part(name, sql, wanted)
+
+
+def _filter(table: exp.Table, columns: Columns) -> exp.Expr | None:
+    """Returns the condition that every row of ``table`` must meet at this place; None for no condition."""
+    kept = certain_of(table, {name.lower() for name, _ in columns})
+    if not kept:
+        return None
+    return exp.and_(*kept, copy=False) if len(kept) > 1 else kept[0]

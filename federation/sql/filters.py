@@ -9,7 +9,7 @@ from sqlglot import exp
 __all__ = ("certain_of", "looks_at_many_rows", "names_whole_rows", "select_of")
 
 _MANY_ROWS = (exp.AggFunc, exp.Window, exp.Explode, exp.Unnest)
-# Functions that sqlglot knows by name only and that look at their arguments alone, or at the query's present.
+# Functions without a class in sqlglot, whose value depends on their arguments and the time of the query alone.
 _PURE = frozenset(
     {"current_localtimestamp", "epoch_ns", "epoch_us", "get_current_timestamp", "make_timestamp_ms"}
     | {"make_timestamp_ns", "now", "transaction_timestamp"}
@@ -41,7 +41,7 @@ def select_of(table: exp.Table | exp.Subquery) -> tuple[exp.Select | None, bool]
         return None, False
     alias = table.args.get("alias")
     if alias is not None and alias.args.get("columns"):
-        # Its columns have other names there.
+        # The table's columns have other names in this SELECT.
         return None, False
     joins = select.args.get("joins") or []
     sides = {(join.side.upper(), join.kind.upper(), join.method.upper()) for join in joins}
@@ -54,7 +54,7 @@ def select_of(table: exp.Table | exp.Subquery) -> tuple[exp.Select | None, bool]
 
 
 def looks_at_many_rows(node: exp.Expr) -> bool:
-    """Whether a call in ``node`` may read other rows or return several; an unknown function may."""
+    """Returns whether a call in ``node`` may read other rows or return several rows; an unknown function may."""
     return any(
         isinstance(part, _MANY_ROWS) or (isinstance(part, exp.Anonymous) and part.name.lower() not in _PURE)
         for part in node.walk()
@@ -62,7 +62,7 @@ def looks_at_many_rows(node: exp.Expr) -> bool:
 
 
 def names_whole_rows(root: exp.Query) -> bool:
-    """Whether the query has ``*``, ``COLUMNS(...)``, a table as a value, or renames a table's columns."""
+    """Returns whether the query has ``*``, ``COLUMNS(...)`` or a table as a value, or renames a table's columns."""
     stars = [star for star in root.find_all(exp.Star) if not isinstance(star.parent, exp.Count)]
     if stars or root.find(exp.Columns, exp.Pivot, exp.PositionalColumn):
         return True

@@ -1,4 +1,4 @@
-"""Names the columns of a query as they were typed: DuckDB would name them by the text that is run in the end."""
+"""Names the columns of a query as they were typed: DuckDB would name them by the rewritten text that it runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ("with_headings",)
 _Tree = TypeVar("_Tree", bound=exp.Expr)
 _OPEN = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
 _CLOSE = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE))
-# What can follow the list of a SELECT.
+# Words that end the list of a SELECT.
 _ENDS = frozenset(
     {TokenType.FROM, TokenType.WHERE, TokenType.GROUP_BY, TokenType.HAVING, TokenType.QUALIFY, TokenType.WINDOW}
     | {TokenType.ORDER_BY, TokenType.LIMIT, TokenType.OFFSET, TokenType.UNION, TokenType.EXCEPT, TokenType.INTERSECT}
     | {TokenType.SEMICOLON, TokenType.TABLE_SAMPLE, TokenType.USING}
 )
-# These keep their names, or become several columns.
+# Expressions that have a name already, or become several columns.
 _NAMED = (exp.Alias, exp.Aliases, exp.Column, exp.Columns, exp.Dot, exp.Literal, exp.Star, exp.Boolean, exp.Null)
 _SEVERAL = (exp.Star, exp.Columns, exp.Explode, exp.Unnest)
 
@@ -28,7 +28,7 @@ _SEVERAL = (exp.Star, exp.Columns, exp.Explode, exp.Unnest)
 def with_headings(root: _Tree, sql: str) -> _Tree:
     """Returns ``root``, the tree of ``sql``, with an alias for each expression that its first SELECT shows without one.
 
-    A part of ``sql`` that cannot be told apart surely is left without.
+    An item whose text in ``sql`` is not certain gets no alias.
     """
     select: exp.Expr = root
     while isinstance(select, exp.SetOperation):
@@ -81,7 +81,7 @@ def _items(sql: str) -> list[str]:
 
 
 def _ends(kind: TokenType, before: TokenType | None) -> bool:
-    # `a IS DISTINCT FROM b` goes on.
+    # The FROM of `a IS DISTINCT FROM b` ends no list.
     return kind in _ENDS and not (kind == TokenType.FROM and before == TokenType.DISTINCT)
 
 

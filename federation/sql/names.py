@@ -1,4 +1,4 @@
-"""Finds ``global.`` tables and ``view.`` names in a query. Parses it only where it has such a word."""
+"""Finds tables ``global.…`` and views ``view.…`` in a query, which is parsed only where it has such a word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves conditions on the rows of a subquery, CTE or view inside it, to the source of its rows."""
+"""Moves conditions on the rows of a subquery, CTE or view into it, next to the source of the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ("narrow", "narrow_all", "plain_columns")
 
 
 def narrow_all(root: exp.Query, columns: NamesOf) -> None:
-    """Repeats conditions on subqueries and on CTEs that are read once inside them. ``columns``: see view_lookup."""
+    """Repeats conditions on subqueries, and on CTEs that are read once, inside them. ``columns``: see view_lookup."""
     ctes = {cte.alias_or_name.lower(): cte.this for cte in root.find_all(exp.CTE)}
     once = Counter(cte.alias_or_name.lower() for cte in root.find_all(exp.CTE))
     read = Counter(table.name.lower() for table in root.find_all(exp.Table) if len(table.parts) == 1)
@@ -35,7 +35,7 @@ def narrow_all(root: exp.Query, columns: NamesOf) -> None:
 def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]:
     """Returns the columns of ``select`` that are unchanged columns of its first source, by lower-case name.
 
-    Where it puts rows together, only the columns that all of these have in common: keys of GROUP BY and PARTITION BY.
+    Where ``select`` groups rows, only keys of GROUP BY and PARTITION BY, which all rows of a group have in common.
     """
     source = select.args["from_"].this if select.args.get("from_") else None
     if not isinstance(source, (exp.Table, exp.Subquery)) or select_of(source)[0] is None:
@@ -58,7 +58,7 @@ def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]
 
 
 def _common_keys(select: exp.Select) -> set[str] | None:
-    """The columns that rows have in common which ``select`` puts together, as texts; None: it puts none together."""
+    """Returns the keys common to all groups and windows of ``select``, as texts; None where it has neither."""
     if any(select.args.get(key) for key in REDUCING if key not in ("group", "having", "qualify")):
         return set()
     found: list[set[str]] = []

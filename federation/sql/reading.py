@@ -13,6 +13,7 @@ from sqlglot.parsers.duckdb import DuckDBParser
 from sqlglot.tokenizer_core import Token, TokenType
 
 from probing.api.errors import QueryRejected
+from probing.api.text import size
 
 __all__ = ("MAX_NESTING", "MAX_TEXT", "statements")
 
@@ -33,7 +34,7 @@ def statements(sql: str, times: int = 1) -> list[exp.Expr]:
     Raises QueryRejected above the bounds, and SqlglotError for invalid SQL.
     """
     if len(sql) > MAX_TEXT * times:
-        raise QueryRejected(f"the query is longer than {MAX_TEXT // 1024} kB", hint="shorten it")
+        raise QueryRejected(f"the query is longer than {size(MAX_TEXT)}", hint="shorten it")
     dialect = DuckDB()
     tokens = dialect.tokenize(sql)
     _check_nesting(tokens, MAX_NESTING * times)

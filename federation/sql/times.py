@@ -26,13 +26,13 @@ _TIME_OF_DAY = frozenset({"get_current_time", "current_localtime"})
 
 
 def fix_times(root: _Tree, now_ns: int) -> _Tree:
-    """Returns ``root`` with ``now_ns`` (UTC ns) for every word for the present, and without zoned times."""
+    """Returns ``root`` with ``now_ns`` (UTC ns) for now() and its synonyms, and without zoned times."""
     when = datetime.fromtimestamp(now_ns // 1_000_000_000, tz=timezone.utc)
     day, clock, fraction = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}", f"{now_ns % 1_000_000_000:09d}"
     ages = [n for n in root.find_all(exp.Anonymous) if n.name.lower() == "age" and len(n.expressions) == 1]
-    # The inner nodes first, as those around them are copied.
+    # Inner nodes first: the nodes around them are copied.
     for zoned in [zoned for zoned in root.find_all(exp.AtTimeZone) if _is_utc(zoned.this)][::-1]:
-        # The session's zone is UTC, so the cast says so of a time without a zone, and changes no other.
+        # The session's zone is UTC: the cast makes a time without a zone one of UTC, and keeps any other.
         zoned.set("this", exp.cast(zoned.this, "TIMESTAMPTZ", dialect="duckdb"))
     for node in list(root.walk())[::-1]:
         if _means_now(node):
@@ -45,7 +45,7 @@ def fix_times(root: _Tree, now_ns: int) -> _Tree:
             # The session's zone is UTC: the cast takes the zone away and keeps the instant.
             node.replace(exp.cast(node.copy(), "TIMESTAMP", dialect="duckdb"))
     for age in ages:
-        # age(x) counts from the midnight that today began with.
+        # age(x) counts from the last midnight.
         age.set("expressions", [expression(f"CAST('{day}' AS TIMESTAMP)"), age.expressions[0]])
     return root
 

@@ -1,28 +1,43 @@
-"""Finds the views that a query names, and their columns, before any database binds them."""
+"""Finds the views that a query names, their columns, and columns that nothing has, before any database binds them."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from sqlglot import exp
 
+from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.user import USER_NAME
 from probing.api.tables.views import VIEWS
+from probing.api.text import sql_name
 from probing.federation.sql.dialect import parse, table_name
 from probing.federation.sql.filters import looks_at_many_rows
 from probing.federation.sql.names import GLOBAL, LOCAL, USER_VIEWS
 
-__all__ = ("REDUCING", "NamesOf", "base_tables", "is_local", "known_columns", "named_view", "tree_of", "views_from")
+__all__ = (
+    "REDUCING",
+    "NamesOf",
+    "base_tables",
+    "is_local",
+    "known_columns",
+    "named_view",
+    "require_columns",
+    "tree_of",
+    "views_from",
+)
 
 MAX_USER_VIEWS = 64
 NamesOf = Callable[[str], Collection[str]]
 """The names of the columns of a table or view; none for one that is not known."""
 REDUCING = ("group", "having", "qualify", "distinct", "limit", "offset", "sample", "laterals", "pivots")
 """Clauses of a SELECT under which a row of its source need not be one of its own."""
+# Columns of table functions.
+_SERIES = ("generate_series", "range", "unnest")
 _SAME_PROCESS = ("node", "pid", "start_ns")
 
 
@@ -67,7 +82,7 @@ def named_view(table: exp.Table, views: Mapping[str, View], columns: NamesOf) ->
 
 
 def is_local(view: View, views: Mapping[str, View]) -> bool:
-    """Whether ``view`` over all nodes' tables has the rows of ``view`` over each node's tables."""
+    """Returns whether the rows of ``view`` over all nodes are the rows of ``view`` at each node."""
     if view.local or view.columns or view.problem:
         return view.local
     tree = tree_of(view.sql)
@@ -106,7 +121,7 @@ def _shown(view: View, columns: NamesOf) -> Collection[str]:
 
 
 def _only_source(tree: exp.Query) -> exp.Table | None:
-    """Returns the one table that ``tree`` reads, if it is a SELECT with at most one row for each row of it."""
+    """Returns the only table that ``tree`` reads, if it is a SELECT with at most one row for each row of the table."""
     if not isinstance(tree, exp.Select) or any(tree.args.get(key) for key in ("joins", "order", "with_", *REDUCING)):
         return None
     source = tree.args["from_"].this if tree.args.get("from_") else None
@@ -117,7 +132,7 @@ def _only_source(tree: exp.Query) -> exp.Table | None:
 
 
 def _tagged(name: str, names: Collection[str], local: bool) -> View:
-    # The table `name` with columns for the origin of its rows.
+    # The table, with columns that say where each row comes from.
     has = {column.lower() for column in names}
     process = has.issuperset(_SAME_PROCESS)
 
@@ -134,8 +149,8 @@ def _tagged(name: str, names: Collection[str], local: bool) -> View:
         "_role": "CAST('' AS VARCHAR)",
     }
     schema, _, table = name.partition(".")
-    own = ['"' + column.replace('"', '""') + '"' for column in names]
-    items = [f"t.{column} AS {column}" for column in own] + [f"{sql} AS {tag}" for tag, sql in tags.items()]
+    items = [f"t.{column} AS {column}" for column in map(sql_name, names)]
+    items += [f"{sql} AS {tag}" for tag, sql in tags.items()]
     source = f'"{schema}"."{table}" AS t'
     if any("p." in sql for sql in tags.values()):
         same = " AND ".join(f"t.{column} = p.{column}" for column in _SAME_PROCESS)
@@ -143,3 +158,45 @@ def _tagged(name: str, names: Collection[str], local: bool) -> View:
     if node:
         source += " LEFT JOIN cluster.members AS m ON t.node = m.node AND t.node = m.member"
     return View(f"{GLOBAL} {name}", "", (), f"SELECT {', '.join(items)} FROM {source}", local=local, single=True)
+
+
+def require_columns(root: exp.Query, columns: NamesOf) -> None:
+    """Raises QueryRejected for a column that surely none of the tables has; ``columns``: the names by table or view.
+
+    A name that anything in the query could mean is left to the database.
+    """
+    known: set[str] = set(_SERIES)
+    # Columns by qualifier; None where they are not known.
+    sources: dict[str, set[str] | None] = {}
+    for table in root.find_all(exp.Table):
+        own = {name.lower() for name in columns(table_name(table))} if table.db else set()
+        if table.db and not own:
+            return
+        alias = table.alias_or_name.lower()
+        before = sources.get(alias, set())
+        renamed = table.args.get("alias") is not None and table.args["alias"].args.get("columns")
+        sources[alias] = own | before if own and before is not None and not renamed else None
+        known |= own
+    for inner in (*root.find_all(exp.Subquery), *root.find_all(exp.CTE)):
+        sources[inner.alias_or_name.lower()] = None
+    known |= sources.keys() | _names_made(root)
+    for column in root.find_all(exp.Column):
+        name, qualifier = column.name.lower(), column.table.lower()
+        own_columns = sources.get(qualifier) if qualifier else known
+        if isinstance(column.this, exp.Identifier) and own_columns and name not in own_columns:
+            raise _unknown(column, own_columns)
+
+
+def _names_made(root: exp.Query) -> set[str]:
+    """Returns the names that the query itself gives to values, rows and tables, in lower case."""
+    made = [alias.alias for alias in root.find_all(exp.Alias, exp.TableAlias, exp.CTE)]
+    made += [name.name for alias in root.find_all(exp.TableAlias) for name in alias.args.get("columns") or ()]
+    made += [name.name for several in root.find_all(exp.Aliases) for name in several.aliases]
+    made += [name.name for function in root.find_all(exp.Lambda) for name in function.expressions]
+    return {name.lower() for name in made}
+
+
+def _unknown(column: exp.Column, known: Collection[str]) -> QueryRejected:
+    near = difflib.get_close_matches(column.name.lower(), known, 2)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`probingctl tables TABLE` shows the columns"
+    return QueryRejected(f"there is no column {column.sql(dialect='duckdb')[:80]}", hint=hint)

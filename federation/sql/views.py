@@ -58,7 +58,7 @@ def set_apart(root: exp.Query, views: Mapping[str, View], columns: NamesOf) -> d
 
 
 class _Expansion:
-    """The expansion of one query, with bounds on all views together."""
+    """Expands one query, with bounds on all its views together."""
 
     def __init__(self, views: Mapping[str, View], columns: NamesOf, apart: dict[str, View] | None = None) -> None:
         """``apart`` collects the views that nodes can answer, which are not expanded."""
@@ -89,7 +89,7 @@ class _Expansion:
                 column.set("db", None)
 
     def _set_apart(self, table: exp.Table, view: View, apart: dict[str, View]) -> None:
-        # Its own schema: names such as information_schema are taken in a database.
+        # A schema of its own: DuckDB has schemas such as information_schema already.
         catalog = GLOBAL if table.catalog.lower() == GLOBAL else LOCAL
         schema = f"{catalog} {table.db.lower()}"
         apart[f"{schema}.{table.name.lower()}"] = view

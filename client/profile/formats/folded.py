@@ -5,8 +5,8 @@ A difference has two weights, before and after, as its difffolded.pl writes it.
 
 from __future__ import annotations
 
+from probing.api.text import escape
 from probing.client.profile.model import Frame, Profile, label, merged, short_files
-from probing.client.render.text import escape
 
 __all__ = ("folded", "folded_difference")
 

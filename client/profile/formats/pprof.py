@@ -10,13 +10,13 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
+from probing.api.text import encoded
 from probing.client.profile.model import Frame, Profile, Sample, merged
-from probing.client.render.text import encoded
 
 __all__ = ("pprof",)
 
 _PACKAGE = "perftools.profiles"
-# The fields that are written, of each message: name, number, type; a star marks a repeated one.
+# Fields of each message that are written: name, number, type; a star marks a repeated field.
 _MESSAGES = {
     "ValueType": "type 1 int64, unit 2 int64",
     "Label": "key 1 int64, str 2 int64",
@@ -33,7 +33,7 @@ _MESSAGES = {
 
 
 def pprof(profile: Profile, comment: str) -> bytes:
-    """Values: samples (count), and cpu, wall or off_cpu (nanoseconds). Labels: job, rank, node, pid, thread, state.
+    """Returns a profile with two values, samples (count) and cpu, wall or off_cpu (ns), and the labels of samples.
 
     All labels are texts: pprof takes a number 0, such as of rank 0, for no label.
     """
@@ -63,7 +63,7 @@ class _Encoder:
         message.time_nanos, message.duration_nanos = self._profile.begin_ns, self._profile.length_ns
         message.comment.append(self._string(comment))
         message.default_sample_type = self._string(kind)
-        # All strings are known only now.
+        # The table of strings is complete only now.
         message.string_table.extend(encoded(text).decode() for text in self._strings)
         return bytes(message.SerializeToString(deterministic=True))
 
@@ -96,7 +96,7 @@ def _profile_class() -> type[Any]:
                 added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{scalar}"
             else:
                 added.type = FieldDescriptorProto.Type.Value(f"TYPE_{scalar.upper()}")
-    # Of its own: another library may have registered the same messages.
+    # A pool of descriptors of our own: another library may have registered the same messages.
     pool = DescriptorPool()
     pool.Add(file)
     return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Profile"))

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape as escape_xml
 from xml.sax.saxutils import quoteattr
 
+from probing.api.text import age, encoded, escape, share_text
 from probing.client.profile.formats.svg_page import SCRIPT, STYLE
 from probing.client.profile.formats.tree import Box, boxes
 from probing.client.profile.model import Frame, Profile, label, short_files
-from probing.client.render.text import age, encoded, escape
 
 __all__ = ("flame_graph", "flame_graph_difference")
 
@@ -22,7 +22,7 @@ _MARGIN = 12
 _TOP = 92
 _ROW = 18
 _CHARACTER = 6.7
-# Hue, its spread, saturation and lightness in per cent.
+# Hue, spread of the hue, saturation and lightness in per cent.
 _PALETTE = {
     "own code": (14, 9, 88, 68),
     "packages": (41, 7, 88, 66),
@@ -43,7 +43,7 @@ def flame_graph(profile: Profile, subtitle: str) -> str:
 def flame_graph_difference(base: Profile, chosen: Profile, subtitle: str, rival: str = "before") -> str:
     """Returns an SVG whose widths are the mean of both shares; red frames have a larger share in ``chosen``.
 
-    ``rival``: what ``base`` is, as ``rank 0``.
+    ``rival`` names ``base``, as ``rank 0``.
     """
     short = short_files([base, chosen])
     drawn = [
@@ -84,18 +84,14 @@ def _change_colour(before: float, after: float) -> str:
 
 def _tip(box: Box) -> str:
     own = f", {age(box.own[0])} in itself" if 0 < box.own[0] < box.ns[0] else ""
-    return f"{age(box.ns[0])}, {_percent(box.shares[0])}{own}"
+    return f"{age(box.ns[0])}, {share_text(box.shares[0], 2)}{own}"
 
 
 def _difference_tip(box: Box, rival: str) -> str:
     was, now = box.shares
     other = "was" if rival == "before" else f"{rival}:"
-    change = f"{_percent(now)}, {other} {_percent(was)}: {(now - was) * 100:+.2f} points"
+    change = f"{share_text(now, 2)}, {other} {share_text(was, 2)}: {(now - was) * 100:+.2f} points"
     return f"{change} ({age(box.ns[1])}, {other} {age(box.ns[0])})"
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.2f} %"
 
 
 def _document(

@@ -20,7 +20,7 @@ _LEAST = 0.0003
 class Box:
     """One frame. ``left`` and ``width`` are shares of the whole width; the root has ``depth`` 0 and ``frame`` None.
 
-    ``shares`` and ``ns`` are those of each profile; ``own`` is the part of ns without further frames.
+    ``shares`` and ``ns`` have a value for each profile; ``own``: the part of ``ns`` without further frames.
     """
 
     frame: Frame | None
@@ -63,7 +63,7 @@ def boxes(profiles: Sequence[Profile]) -> Iterator[Box]:
 
 
 def _sums(samples: Sequence[Sample], mark: str) -> list[int]:
-    """Returns the time of one profile in the first 0, 1, 2… samples."""
+    """Returns sums of the time of one profile over the first 0, 1, 2… samples."""
     return [0, *accumulate(s.ns if s.labels[0][1] == mark else 0 for s in samples)]
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from probing.api.errors import ProbingError
+from probing.api.text import escape
 from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFacts, Peers, Sight
-from probing.daemon.diagnose.problems import printable
 
 __all__ = ("MAX_BEFORE", "Local", "Proofs")
 
@@ -173,7 +173,7 @@ class Proofs:
             if names := self.unproven(job, run):
                 more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
                 found.append(
-                    f"job {printable(job)}: {', '.join(names[:_MOST_NAMED])}{more} would take part in its diagnosis,"
+                    f"job {escape(job)}: {', '.join(names[:_MOST_NAMED])}{more} would take part in its diagnosis,"
                     " and nothing shows connections of their ranks: they do not count (docs/cluster.md)"
                 )
         return found

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from probing.api.text import escape
 from probing.daemon.diagnose.coordination.proofs import MAX_BEFORE, Proofs
-from probing.daemon.diagnose.problems import printable
 from probing.diagnosis.verdict import ERROR
 
 __all__ = ("LOOKS", "SilentLeaders")
@@ -85,7 +85,7 @@ class SilentLeaders:
             known.own.add(name)
             if name not in known.errors and (before := _before(self._proofs, self._node, *_key(row))):
                 known.problem = (
-                    f"job {printable(row['job'])}: node {before[0]} leads its diagnosis and has not shared"
+                    f"job {escape(row['job'])}: node {before[0]} leads its diagnosis and has not shared"
                     f" {row['verdict']}, which this node found: ask node {before[0]} for its status"
                 )
 

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from probing.api.text import sql_text
 from probing.daemon.diagnose.gather.processes import Key
-from probing.daemon.diagnose.gather.tables import Row, Rows, text
+from probing.daemon.diagnose.gather.tables import Row, Rows
 from probing.diagnosis.hardware_facts import (
     Disk,
     FileSystem,
@@ -51,7 +52,7 @@ def hardware_statements(job: str, until_ns: int) -> dict[str, str]:
     def since(ns: int) -> str:
         return f"ts BETWEEN make_timestamp_ns({max(until_ns - ns, 0)}) AND make_timestamp_ns({max(until_ns, 0)})"
 
-    of_job = f"job = {text(job)}"
+    of_job = f"job = {sql_text(job)}"
     nvlink = f"kind = 'xid' AND code BETWEEN {min(NVLINK_CODES)} AND {max(NVLINK_CODES)}"
     rises = ", ".join(f"sum({name}_new) AS {name}" for name in _RISING)
     return {

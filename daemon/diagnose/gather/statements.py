@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probing.daemon.diagnose.gather.tables import text
+from probing.api.text import sql_text
 from probing.daemon.diagnose.gather.witnesses import ERRORS_SQL, FLIGHT_SQL, RAS_SQL
 
 __all__ = ("DAY_NS", "SECOND_NS", "Window", "events", "failed_jobs", "statements")
@@ -52,7 +52,7 @@ SELECT run, {_WHO}, arg_max(role, ts) AS role, arg_max(rank, ts) AS rank,
   epoch_ns(max(ts) FILTER (WHERE event = 'exit')) AS ended_ns,
   max(exit_code) FILTER (WHERE event = 'exit') AS exit_code, max(signal) FILTER (WHERE event = 'exit') AS signal,
   count(*) FILTER (WHERE event = 'oom_kill') > 0 AS oom, epoch_ns(max(ts)) AS last_ns
-FROM process.events WHERE job = {text(job)} AND ts > {_at(since_ns)}
+FROM process.events WHERE job = {sql_text(job)} AND ts > {_at(since_ns)}
 GROUP BY run, {_WHO} ORDER BY last_ns DESC LIMIT 8192
 """
 
@@ -60,7 +60,7 @@ GROUP BY run, {_WHO} ORDER BY last_ns DESC LIMIT 8192
 def statements(job: str, window: Window, pids: Sequence[int], leaders: Sequence[int], *, deep: bool) -> dict[str, str]:
     """Returns the statements by name, at most 16. ``pids``: of all trainers; ``leaders``: of one trainer of each run,
     whose steps are the history of the run."""
-    of_job = f"job = {text(job)}"
+    of_job = f"job = {sql_text(job)}"
     hour = f"{of_job} AND ts > {_at(window.until - HOUR_NS)}"
     made = {
         "operations": _operations(of_job, window),
@@ -72,14 +72,14 @@ def statements(job: str, window: Window, pids: Sequence[int], leaders: Sequence[
         "variables": _variables(hour),
         "memory": _memory(hour),
         "device memory": _device_memory(hour),
-        "errors of communicators": ERRORS_SQL.format(job=text(job)),
+        "errors of communicators": ERRORS_SQL.format(job=sql_text(job)),
     }
     if deep:
         made["events"] = events(job, window.until - DAY_NS)
         made["frames of samples"] = _since(of_job, window)
         made["lines"] = _lines(of_job, window)
-        made["RAS"] = RAS_SQL.format(job=text(job))
-        made["flight recorder"] = FLIGHT_SQL.format(job=text(job))
+        made["RAS"] = RAS_SQL.format(job=sql_text(job))
+        made["flight recorder"] = FLIGHT_SQL.format(job=sql_text(job))
     return made
 
 

@@ -13,7 +13,7 @@ from probing.daemon.query.answer import Item, StatementEnd
 from probing.daemon.stack_wire import ProcessStacks
 from probing.diagnosis.facts import Missing
 
-__all__ = ("Collector", "Queries", "Row", "Rows", "live_rows", "query_rows", "seconds_left", "text")
+__all__ = ("Collector", "Queries", "Row", "Rows", "live_rows", "query_rows", "seconds_left")
 
 MAX_BYTES = 256 << 20
 _LEAST_S = 0.05
@@ -48,11 +48,6 @@ class Collector(Protocol):
 def seconds_left(deadline: float) -> float:
     """Returns the seconds to ``deadline`` (time.monotonic()), 0.05 at least."""
     return max(deadline - time.monotonic(), _LEAST_S)
-
-
-def text(value: str) -> str:
-    """Returns ``value`` as a string literal of SQL."""
-    return "'" + value.replace("\0", "").replace("'", "''") + "'"
 
 
 def live_rows(

@@ -10,6 +10,7 @@ from typing import TypedDict, cast
 import numpy as np
 import pyarrow as pa
 
+from probing.api.text import escape
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.columns import Array
@@ -296,5 +297,4 @@ def _address(raw: bytes) -> str | None:
 
 
 def _text(raw: bytes) -> str | None:
-    text = raw.partition(b"\0")[0].decode(errors="replace")
-    return "".join(c if c.isprintable() else "?" for c in text) or None
+    return escape(raw.partition(b"\0")[0]) or None

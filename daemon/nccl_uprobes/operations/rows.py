@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from probing.api.text import escape
 from probing.daemon import columns
 from probing.daemon.clock import ClockPair
 from probing.daemon.columns import Array
@@ -94,8 +95,8 @@ def _errors(records: Array) -> pa.Array[Any]:
 
 
 def _shown(error: bytes, room: int) -> str:
-    """The printable text. One that fills ``room`` was cut: it ends at its last whole sentence, or in an ellipsis."""
-    text = "".join(c if c.isprintable() else "?" for c in error.decode(errors="replace"))
+    """Returns the text of an error; where it fills ``room`` it was cut, and ends at its last sentence, or in ``…``."""
+    text = escape(error)
     if len(error) < room - 1:
         return text
     whole, end, _ = text.rpartition(". ")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from probing.api.text import escape
 from probing.daemon.nccl_uprobes.records.names import BACKENDS
 from probing.daemon.processes.spanning import Membership
 from probing.daemon.source import Identity, Processes
@@ -116,7 +117,7 @@ class Entities:
 
 def _entity_of(record: np.void, who: Identity | None) -> Entity:
     known = int(record["comm_size"]) > 0
-    description = _printable(bytes(record["desc"]))
+    description = escape(bytes(record["desc"]))
     return Entity(
         pid=int(record["tgid"]),
         start_ns=int(record["start_ns"]),
@@ -131,21 +132,17 @@ def _entity_of(record: np.void, who: Identity | None) -> Entity:
 
 
 def comm_text(record: np.void) -> str | None:
-    """The communicator's name, the same on all ranks; None where it could not be read."""
+    """Returns the name of the communicator, the same on all ranks; None where it could not be read."""
     form = int(record["name_form"])
     # numpy strips trailing NULs from a bytes field; a number needs them.
     raw = bytes(record["name"]).ljust(record.dtype["name"].itemsize, b"\0")
     if form == NAME_TEXT:
-        return _printable(raw.rstrip(b"\0"))
+        return escape(raw.rstrip(b"\0"))
     if form == NAME_HASHED:
-        return f"{_printable(raw[:-_HASH_BYTES])}~{int.from_bytes(raw[-_HASH_BYTES:], 'little'):016x}"
+        return f"{escape(raw[:-_HASH_BYTES])}~{int.from_bytes(raw[-_HASH_BYTES:], 'little'):016x}"
     if form == NAME_NUMBER:
         return f"{int.from_bytes(raw[:8], 'little'):016x}"
     return None
-
-
-def _printable(text: bytes) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text.decode(errors="replace"))
 
 
 def _words(dtype: np.dtype[Any]) -> list[tuple[type[np.unsignedinteger[Any]], int]]:

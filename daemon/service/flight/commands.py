@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from probing.api.errors import QueryRejected, UsageError
 from probing.api.proto.arrow.flight import Flight_pb2 as flight
 from probing.api.proto.arrow.flight import FlightSql_pb2 as sql
+from probing.api.text import size
 from probing.federation.sql.reading import MAX_TEXT
 
 __all__ = ("READ_ONLY", "command_of", "packed", "statement_of", "unpacked")
@@ -104,7 +105,7 @@ def _text(handle: bytes) -> str:
 
 def _any(data: bytes) -> Any:
     if len(data) > MAX_COMMAND:
-        raise UsageError(f"a command or ticket of more than {MAX_COMMAND // 1024} KiB", hint="shorten the query")
+        raise UsageError(f"a command or ticket of more than {size(MAX_COMMAND)}", hint="shorten the query")
     try:
         return Any.FromString(data)
     except DecodeError:

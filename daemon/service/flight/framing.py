@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from probing.api.errors import QueryError
 from probing.api.proto.arrow.flight import Flight_pb2 as pb
+from probing.api.text import size
 from probing.daemon.query.answer import End, Item
 
 __all__ = ("MAX_BODY", "encapsulated", "messages_of", "table_messages")
@@ -61,11 +62,11 @@ def encapsulated(schema: pa.Schema) -> bytes:
 class _File(io.BufferedReader):
     """Reads no message that is too large for this process: its size comes from a worker."""
 
-    def read(self, size: int | None = -1) -> bytes:
-        if size is not None and size > MAX_MESSAGE:
-            message = f"{size >> 20} MiB of rows in one piece are too many for Flight"
+    def read(self, length: int | None = -1) -> bytes:
+        if length is not None and length > MAX_MESSAGE:
+            message = f"{size(length)} of rows in one piece are too many for Flight"
             raise QueryError(message, hint="select fewer or shorter columns")
-        return super().read(size)
+        return super().read(length)
 
 
 class _Stream(io.RawIOBase):

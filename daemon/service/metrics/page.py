@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from probing.api.text import escape
 from probing.daemon.service.metrics.parts import MOST_SERIES, PARTS, Part
 
 __all__ = ("NUMBERS", "Family", "Readings", "families")
@@ -151,5 +152,4 @@ def _single(name: str, doc: str, value: float) -> Family:
 
 def _label(value: object) -> str:
     """Returns the value of a label: printable, of bounded length, and encodable."""
-    text = "" if value is None else str(value)[:MAX_LABEL]
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return "" if value is None else escape(str(value), MAX_LABEL)

@@ -8,7 +8,8 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from probing.api.tables import TABLES
-from probing.daemon.diagnose.gather.tables import Queries, Row, query_rows, text
+from probing.api.text import sql_text
+from probing.daemon.diagnose.gather.tables import Queries, Row, query_rows
 from probing.diagnosis.preflight.facts import Device, FileSystem, NodeRank, Port, Problem, Variable
 
 __all__ = ("Found", "read_tables")
@@ -85,7 +86,7 @@ def read_tables(queries: Queries, job: str, deadline: float) -> Found:
     """Returns the facts of tables. What cannot be read by ``deadline`` (time.monotonic()) is a problem in them."""
     wanted = {name: sql for name, (tables, sql) in _STATEMENTS.items() if TABLES.keys() >= set(tables)}
     if job:
-        wanted |= {"ranks": _RANKS.format(job=text(job)), "variables": _VARIABLES.format(job=text(job))}
+        wanted |= {"ranks": _RANKS.format(job=sql_text(job)), "variables": _VARIABLES.format(job=sql_text(job))}
     rows, missing = query_rows(queries, wanted, deadline)
     return Found(rows, list(_problems(wanted, rows, [one.text for one in missing])))
 

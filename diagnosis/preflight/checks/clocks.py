@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from probing.api.text import age
 from probing.diagnosis.preflight.facts import Case
 from probing.diagnosis.preflight.result import FAIL, PASS, WARN, Result, skipped
 
@@ -28,9 +29,9 @@ def check(case: Case) -> Iterator[Result]:
         if apart - error > LOW_NS:
             wrong = True
             where = "ahead of" if offset > middle else "behind"
-            text = f"the clock of {node} is {apart / 1e9:.3f} s {where} the others"
+            text = f"the clock of {node} is {age(apart)} {where} the others"
             state = FAIL if apart - error > MOST_NS else WARN
             yield Result(NAME, state, text, (node,), "let chrony or ntpd set it")
     if not wrong:
         worst = max(abs(offset - middle) + error for offset, error in known.values())
-        yield Result(NAME, PASS, f"the clocks of {len(known)} nodes agree to {worst / 1e6:.0f} ms")
+        yield Result(NAME, PASS, f"the clocks of {len(known)} nodes agree to {age(worst)}")

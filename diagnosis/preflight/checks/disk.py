@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import share_text, size
 from probing.diagnosis.preflight.facts import Case, FileSystem
 from probing.diagnosis.preflight.result import FAIL, PASS, WARN, Result, names, skipped
 
@@ -41,7 +42,7 @@ def _of(node: str, fs: FileSystem) -> Iterator[Result]:
         return
     share = fs.available_bytes / fs.size_bytes
     if share < LOW_SHARE and fs.available_bytes < PLENTY_BYTES:
-        text = f"{fs.mount_point} of {node} has {fs.available_bytes / (1 << 30):.2g} GiB free, {100 * share:.0f} %"
+        text = f"{fs.mount_point} of {node} has {size(fs.available_bytes)} free, {share_text(share)}"
         yield Result(NAME, FAIL if share < LEAST_SHARE else WARN, text, (node,), "make room for checkpoints and logs")
     if fs.inodes and fs.inodes_used is not None and fs.inodes_used > 0.98 * fs.inodes:
         yield Result(NAME, FAIL, f"{fs.mount_point} of {node} has no inodes left", (node,), "remove small files")

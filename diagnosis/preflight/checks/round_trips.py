@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from probing.api.text import age
 from probing.diagnosis.preflight.facts import Case, NodeFacts
 from probing.diagnosis.preflight.result import FAIL, PASS, WARN, Result, names, skipped
 
@@ -40,12 +41,12 @@ def check(case: Case) -> Iterator[Result]:
     middle = median(ns for *_, ns in known)
     far = [(source, target, ns) for source, target, ns in known if ns > FACTOR * middle and ns - middle > LEAST_NS]
     for source, target, ns in far:
-        text = f"{source} to {target} takes {ns / 1e6:.2f} ms, the median is {middle / 1e6:.2f} ms"
+        text = f"{source} to {target} takes {age(ns)}, the median is {age(middle)}"
         yield Result(NAME, WARN, text, (source, target), "is the way between them congested, or longer?")
     if not lost and not far:
         ends = {name for source, target, _ in known for name in (source, target)}
-        text = f"{len(known)} pairs of {names(ends)}: median {middle / 1e6:.2f} ms"
-        yield Result(NAME, PASS, f"{text}, longest {max(ns for *_, ns in known) / 1e6:.2f} ms")
+        text = f"{len(known)} pairs of {names(ends)}: median {age(middle)}"
+        yield Result(NAME, PASS, f"{text}, longest {age(max(ns for *_, ns in known))}")
 
 
 def matrix(case: Case) -> list[Cell]:

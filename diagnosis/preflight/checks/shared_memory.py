@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from probing.api.text import size
 from probing.diagnosis.preflight.facts import Case
 from probing.diagnosis.preflight.result import FAIL, PASS, WARN, Result, names, skipped
 
@@ -34,8 +35,8 @@ def check(case: Case) -> Iterator[Result]:
         if free >= GOOD_BYTES:
             good[node.node] = free
             continue
-        text = f"{_SHM} of {node.node} has {free / (1 << 30):.2g} GiB free"
+        text = f"{_SHM} of {node.node} has {size(free)} free"
         yield Result(NAME, FAIL if free < LEAST_BYTES else WARN, text, (node.node,), _HINT)
     if good:
-        least = f"{'at least ' if len(good) > 1 else ''}{min(good.values()) / (1 << 30):.3g} GiB"
+        least = f"{'at least ' if len(good) > 1 else ''}{size(min(good.values()))}"
         yield Result(NAME, PASS, f"{_SHM} has {least} free on {names(good)}")

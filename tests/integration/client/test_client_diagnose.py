@@ -139,7 +139,7 @@ def test_a_job_that_ended_long_ago_keeps_its_story(ctl: Run, job: tuple[FakeNode
     )
     code, out, err = ctl("diagnose", "--job", "well")
     assert (code, err) == (0, "")
-    assert "healthy until then: 2 ranks, ranks 0, 1 were killed by SIGTERM, a scheduler or a user ended it" in out
+    assert "healthy until then: 2 ranks, ranks 0-1 were killed by SIGTERM, a scheduler or a user ended it" in out
     code, out, _ = ctl("diagnose", "--job", "hung")
     assert code == 3
     assert out.startswith("Until it ended at ")

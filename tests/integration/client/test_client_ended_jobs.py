@@ -127,7 +127,7 @@ def test_memory_says_which_processes_have_ended(node: FakeNode, ctl: Run) -> Non
     (own,) = json.loads(ctl("memory", "--job", "29507", "-f", "json")[1])
     assert [(process["rank"], process["state"]) for process in own["processes"]] == [(0, "ended"), (1, "ended")]
     out = ctl("memory", "--job", "29507")[1]
-    assert [line.split()[4] for line in out.splitlines() if "324 MB" in line] == ["ended", "ended"]
+    assert [line.split()[4] for line in out.splitlines() if "309 MiB" in line] == ["ended", "ended"]
 
 
 def test_python_takes_what_the_option_takes(node: FakeNode) -> None:

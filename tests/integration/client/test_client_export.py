@@ -17,8 +17,8 @@ from client_fake_node import FakeNode, operation, process, sample, stack
 
 from probing.api.errors import QueryError
 from probing.api.tables import TABLES
+from probing.api.text import size
 from probing.client.export import files as export_files
-from probing.client.render.text import size
 
 Run = Callable[..., tuple[int, str, str]]
 DAY = 86_400_000_000_000

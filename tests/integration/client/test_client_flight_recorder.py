@@ -50,4 +50,4 @@ def test_the_rank_that_is_elsewhere_is_named_from_gloos_own_dumps(tmp_path: Path
     shown = subprocess.run((PROGRAM, "diagnose", "--flight-recorder", str(traces)), capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (3, "")
     assert shown.stdout.startswith("Rank 1 holds up 2 ranks: all that it called has completed")
-    assert "ranks 0, 2 wait in all_reduce seq 6 of default_pg for rank 1" in shown.stdout
+    assert "ranks 0,2 wait in all_reduce seq 6 of default_pg for rank 1" in shown.stdout

@@ -182,7 +182,7 @@ def test_gpus_by_rank(cluster: list[FakeNode], ctl: Run) -> None:
     assert len(lines) == 9
     head = "NODE GPU RANK PID UTIL SM TENSOR MEMORY TEMP POWER CLOCK JOB WHAT IS WRONG"
     assert " ".join(lines[0].split()) == head
-    assert " ".join(lines[1].split()) == "alpha 0 0 1000 97% 83% 41% 30/80 GB 61 653/700 W 1755 j1 -"
+    assert " ".join(lines[1].split()) == "alpha 0 0 1000 97% 83% 41% 27.9/74.5 GiB 61 653/700 W 1755 j1 -"
     assert lines[8].endswith("throttled: hw_thermal; 3 uncorrected memory errors")
 
 
@@ -229,10 +229,10 @@ def test_memory_of_host_and_device_by_rank(cluster: list[FakeNode], ctl: Run) ->
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "job j1  run r1"
-    assert "  rank 2 has 3.0 times the median of host memory: 9 GB, the median is 3 GB" in lines
-    assert "  rank 5 has 2.0 times the median of GPU memory: 60.0 GB, the median is 30.0 GB" in lines
+    assert "  rank 2 has 3.0 times the median of host memory: 8.38 GiB, the median is 2.79 GiB" in lines
+    assert "  rank 5 has 2.0 times the median of GPU memory: 55.9 GiB, the median is 27.9 GiB" in lines
     (five,) = (line for line in lines if " 1005 " in line)
-    assert " ".join(five.split()) == "beta 5 trainer 1005 3 GB 0 B 1 60.0 GB 80.0 GB 62%"
+    assert " ".join(five.split()) == "beta 5 trainer 1005 2.79 GiB 0 B 1 55.9 GiB 74.5 GiB 62%"
     assert len(lines) == 3 + 1 + 8
 
 
@@ -253,7 +253,7 @@ def test_memory_of_ranks_without_gpus(tmp_path: Path, ctl: Run, monkeypatch: pyt
         _, out, _ = ctl("memory")
         lines = out.splitlines()
         assert len(lines) == 6
-        assert " ".join(lines[2].split()) == "n 0 trainer 1000 3 GB 0 B - - - -"
+        assert " ".join(lines[2].split()) == "n 0 trainer 1000 2.79 GiB 0 B - - - -"
 
 
 def test_topology_with_the_ranks_on_it(cluster: list[FakeNode], ctl: Run) -> None:
@@ -271,7 +271,7 @@ def test_topology_with_the_ranks_on_it(cluster: list[FakeNode], ctl: Run) -> Non
     assert rows["GPU3"] == ["GPU3", "3", "SYS", "SYS", "NV18", "X", "SYS"]
     assert "!" not in alpha
     assert "! GPU1: NVLink 7 is down" in beta
-    assert "! GPU3: PCIe 5.0 x8 of 5.0 x16: 31.5 GB/s instead of 63.0 GB/s" in beta
+    assert "! GPU3: PCIe 5.0 x8 of 5.0 x16: 31.5 GB/s instead of 63 GB/s" in beta
     assert "rank 7" in beta
 
 

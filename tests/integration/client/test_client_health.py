@@ -42,7 +42,7 @@ def test_nodes_that_are_well_and_nodes_that_are_not(ctl: Run, nodes: tuple[FakeN
     assert code == 3
     assert lines[:2] == ["node alpha: nothing is wrong: 8 GPUs, 1 disk", "warning: node beta: GPU 3 is lost"]
     assert "  GPU 3 reported XID 79, the GPU has fallen off the bus" in lines
-    assert "warning: node beta: /data is full: 99 %, 5 MB are left" in lines
+    assert "warning: node beta: /data is full: 99%, 5 MiB are left" in lines
     assert "  Do next: Free space on it." in lines
 
 

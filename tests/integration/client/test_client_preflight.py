@@ -85,7 +85,7 @@ def test_healthy_nodes_pass(ctl: Run, nodes: tuple[FakeNode, FakeNode], tmp_path
     assert [line.split() for line in lines[start + 1 : start + 4]] == [
         ["alpha", "beta"],
         ["alpha", "-", "110", "us"],
-        ["beta", "90.0", "us", "-"],
+        ["beta", "90", "us", "-"],
     ]
     # AND each node was asked once, for what the options name
     for node in nodes:

@@ -22,7 +22,7 @@ import pytest
 from client_fake_node import FakeNode, process, sample, stack, thread, variable
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client.render.text import age
+from probing.api.text import age
 
 Run = Callable[..., tuple[int, str, str]]
 _DIST = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
@@ -323,7 +323,7 @@ def test_every_format_holds_the_same_time(
     (one,) = json.loads(files["speedscope"].read_text())["profiles"]
     assert sum(one["weights"]) == ns * 10**9
     titles = [e.text for e in ET.parse(files["svg"]).iter() if e.tag.endswith("}title")]
-    assert titles[1] == f"all processes\n{age(ns * 10**9)}, 100.00 %"
+    assert titles[1] == f"all processes\n{age(ns * 10**9)}, 100.00%"
     assert b"probingctl" in gzip.decompress(files["pprof"].read_bytes())
     rows = json.loads(ctl(*asked, "-f", "json")[1])
     assert sum(row["self_ns"] for row in rows) == ns * 10**9
@@ -448,7 +448,7 @@ def test_difference_of_two_ranks(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_
     assert [(p["name"], p["endValue"]) for p in document["profiles"]] == [("rank 2", 10**9), ("rank 0", 10**9)]
     out = ctl("flamegraph", *asked[1:], "--cpu")[1]
     titles = [e.text or "" for e in ET.fromstring(out.encode()).iter() if e.tag.endswith("}title")]
-    assert "read_batch (user/train.py)\n90.00 %, rank 0: 25.00 %: +65.00 points (900 ms, rank 0: 250 ms)" in titles
+    assert "read_batch (user/train.py)\n90.00%, rank 0: 25.00%: +65.00 points (900 ms, rank 0: 250 ms)" in titles
 
 
 def test_difference_of_two_times(tmp_path: Path, ctl: Run) -> None:

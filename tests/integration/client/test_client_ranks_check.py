@@ -52,7 +52,7 @@ def test_violations_of_a_job(ctl: Run, cluster: tuple[FakeNode, FakeNode]) -> No
     assert out.splitlines() == [
         "job j1  run r1  4 ranks (0-3): 2 violations",
         "  LOCAL_RANK 0 occurs 2 times on beta: pid 1002 on beta, pid 1003 on beta",
-        "  MASTER_ADDR:MASTER_PORT differs: alpha:29500 on ranks 0, 1, 2; alpha:29501 on rank 3",
+        "  MASTER_ADDR:MASTER_PORT differs: alpha:29500 on ranks 0-2; alpha:29501 on rank 3",
     ]
     _, out, _ = ctl("ranks", "check", "--all-nodes", "-f", "json")
     (job,) = json.loads(out)
@@ -65,7 +65,7 @@ def test_one_node_has_not_seen_the_ranks_of_others(ctl: Run, cluster: tuple[Fake
     assert (code, out) == (0, "job j1  run r1  2 ranks of 4 (0-1): in order\n")
     cluster[0].insert("process.envs", env("alpha", 0, LOCAL_WORLD_SIZE="4") + env("alpha", 1, LOCAL_WORLD_SIZE="4"))
     code, out, _ = ctl("ranks", "check", "--job", "j1")
-    assert (code, out.splitlines()[1]) == (3, "  RANK 2, 3 of 4 have no process")
+    assert (code, out.splitlines()[1]) == (3, "  RANK 2-3 of 4 have no process")
 
 
 def test_steps_of_one_node_must_be_in_accord(ctl: Run, cluster: tuple[FakeNode, FakeNode]) -> None:

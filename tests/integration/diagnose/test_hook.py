@@ -81,9 +81,9 @@ def test_a_command_gets_the_finding_and_variables(tmp_path: Path, start: Start) 
     assert found["culprits"] == [{"rank": 1, "node": "b", "pid": 4711, "why": "sleeps", "activity": "sleeping"}]
     assert found["opened"] == "2023-11-14T22:13:20.000000007Z"
     lines = (tmp_path / "out.env").read_text().splitlines()
-    assert "PROBING_JOB=job?4711" in lines
+    assert "PROBING_JOB=job\\n4711" in lines
     assert "PROBING_RANKS=1" in lines
-    assert "PROBING_SENTENCE=rank 1 (node b) holds up 2 ranks?[31m" in lines
+    assert "PROBING_SENTENCE=rank 1 (node b) holds up 2 ranks\\x1b[31m" in lines
     assert (tmp_path / "out.arg").read_text() == "a b\n"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from probing.client.render.rows import dump_json
 from probing.client.stacks.merge import MAX_DEPTH, Group, Node, merge, plain_groups
-from probing.client.stacks.text import members_text, people
+from probing.client.stacks.text import members_text, trees_text
 
 Spec = tuple[str, str, int | None]
 
@@ -95,14 +95,14 @@ def test_text_and_json_name_every_rank(given_threads: list[dict[str, Any]]) -> N
     ranks = {t["rank"] for t in given_threads if t["rank"] is not None}
     plain = json.loads(dump_json(plain_groups(groups)))
     assert {rank for group in plain for rank in group["ranks"]} == ranks
-    assert people(groups).count("job ") == len(groups) == len(plain)
+    assert trees_text(groups).count("job ") == len(groups) == len(plain)
 
 
 def test_the_rank_that_differs_stands_first() -> None:
     waiting = [stack(r, "main", "step", ("all_reduce", "dist.py", 9)) for r in range(7)]
     odd = stack(7, "main", ("__next__", "loader.py", 4), ("dataloader_wait", "loader.py", 70))
     torn = stack(8, "main", "step", complete=False)
-    assert people(merge([*waiting, odd, torn])) == (
+    assert trees_text(merge([*waiting, odd, torn])) == (
         "job j  MainThread  ranks 0-8\n"
         "  ├─ [0-7] main (train.py:1)\n"
         "  │    ├─ [7] __next__ (loader.py:4)\n"
@@ -115,7 +115,7 @@ def test_the_rank_that_differs_stands_first() -> None:
 
 
 def test_who_stopped_further_out_is_a_branch_of_its_own() -> None:
-    text = people(merge([*(stack(r, "main", "f") for r in (0, 1, 5)), stack(2, "main"), stack(None, "main")]))
+    text = trees_text(merge([*(stack(r, "main", "f") for r in (0, 1, 5)), stack(2, "main"), stack(None, "main")]))
     assert text == (
         "job j  MainThread  ranks 0-2,5 pid 900\n"
         "  main (train.py:1)\n"
@@ -125,11 +125,11 @@ def test_who_stopped_further_out_is_a_branch_of_its_own() -> None:
 
 
 def test_alone_incomplete_and_without_frames() -> None:
-    assert people(merge([stack(3, "f", complete=False)])) == (
+    assert trees_text(merge([stack(3, "f", complete=False)])) == (
         "job j  MainThread  rank 3  incomplete\n  f (train.py:1)\n"
     )
-    assert people(merge([stack(3)])) == "job j  MainThread  rank 3\n  (no Python frame)\n"
-    assert people([]) == ""
+    assert trees_text(merge([stack(3)])) == "job j  MainThread  rank 3\n  (no Python frame)\n"
+    assert trees_text([]) == ""
 
 
 def test_other_threads_are_grouped_by_name_whatever_their_number() -> None:
@@ -153,7 +153,7 @@ def test_deep_recursion_stays_a_tree_that_can_be_written() -> None:
     groups = merge([stack(0, *deep), stack(1, *deep), stack(2, *other)])
     assert depth(groups[0]) <= MAX_DEPTH
     # The frames that are left out differ, so the stacks do.
-    assert "└─ [0-1] (19802 frames left out)" in people(groups)
+    assert "└─ [0-1] (19802 frames left out)" in trees_text(groups)
     assert json.loads(dump_json(plain_groups(groups)))[0]["threads"] == 3
 
 
@@ -166,7 +166,7 @@ def depth(group: Group) -> int:
 
 def test_names_cannot_drive_the_terminal() -> None:
     evil = "\x1b[31m\u202e"
-    text = people(merge([stack(0, (evil, evil, 1), job=evil, thread=evil), stack(1, "f", job=evil, thread=evil)]))
+    text = trees_text(merge([stack(0, (evil, evil, 1), job=evil, thread=evil), stack(1, "f", job=evil, thread=evil)]))
     assert not set(text) & {"\x1b", "\u202e"}
 
 

@@ -17,26 +17,8 @@ from probing.client.app import program
 from probing.client.cluster import Cluster
 from probing.client.render.rows import dump_json, plain, rows_of
 from probing.client.render.table import Field, render
-from probing.client.render.text import age, bandwidth, escape, ranks_text, size
 from probing.client.render.writers import fields_of
 from probing.client.settings import node_list, read_token
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain", "plain"),
-        ("训练 é", "训练 é"),
-        ("\x1b[31mred", "\\x1b[31mred"),
-        ("a\nb\tc\r", "a\\nb\\tc\\r"),
-        ("\x7f\x9b2J", "\\x7f\\x9b2J"),
-        ("\u202egnp.exe", "\\u202egnp.exe"),
-        ("\ud800", "\\ud800"),
-        ("\u2028", "\\u2028"),
-    ],
-)
-def test_nothing_that_a_terminal_acts_on_is_left(text: str, shown: str) -> None:
-    assert escape(text) == shown
 
 
 @given(st.text())
@@ -65,39 +47,6 @@ def test_json_stays_json_and_is_safe(text: str) -> None:
 def test_times_and_lengths_of_an_answer_are_short_in_a_table(kind: pa.DataType, value: object, shown: str) -> None:
     table = pa.table({"x": pa.array([value], kind)})
     assert render(fields_of(table.schema), rows_of(table), None).splitlines()[1] == shown
-
-
-@pytest.mark.parametrize(
-    ("ns", "shown"),
-    [
-        (None, "-"),
-        (0, "0 ns"),
-        (812_000, "812 us"),
-        (999_400, "999 us"),
-        (999_900, "1.00 ms"),
-        (4_310_000_000, "4.31 s"),
-        (59_940_000_000, "59.9 s"),
-        (59_999_000_000, "1m00s"),
-        (307_000_000_000, "5m07s"),
-        (11_520_000_000_000, "3h12m"),
-        (187_200_000_000_000, "2d04h"),
-        (-56_200, "-56.2 us"),
-    ],
-)
-def test_ages_are_short_and_have_units(ns: int | None, shown: str) -> None:
-    assert age(ns) == shown
-
-
-def test_sizes_have_units() -> None:
-    assert [size(n) for n in (None, 0, 512, 4_190_000, 999_600, 2**62)] == [
-        "-",
-        "0 B",
-        "512 B",
-        "4.19 MB",
-        "1.00 MB",
-        "4612 PB",
-    ]
-    assert bandwidth(12.34) == "12.3 GB/s"
 
 
 def test_tables_are_aligned_and_only_flexible_columns_are_cut() -> None:
@@ -143,13 +92,6 @@ def test_intervals_are_iso() -> None:
     assert rows_of(pa.table({"i": interval})) == [{"i": "P1M2DT3.5S"}]
     assert plain(timedelta(seconds=90)) == "PT90S"
     assert plain(datetime(2026, 1, 2)) == "2026-01-02T00:00:00Z"
-
-
-def test_ranks_are_printed_as_ranges() -> None:
-    assert ranks_text([3, 0, 1, 2, 7]) == "0-3,7"
-    assert ranks_text([5]) == "5"
-    assert ranks_text([None, 1, 2]) == "1-2,?"
-    assert ranks_text([]) == ""
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def row(**fields: Any) -> dict[str, Any]:
         "closed": None,
         "since": moment(ago(39)),
         "culprits": json.dumps([culprit]),
-        "evidence": json.dumps(["ranks 0, 2 wait in all_reduce"]),
+        "evidence": json.dumps(["ranks 0,2 wait in all_reduce"]),
         "next_steps": "[]",
         "missing": "[]",
         "refuted_by": "[]",

@@ -75,7 +75,7 @@ WAITS: list[tuple[str, str, Activity]] = [
     ("exited", "it exited with code 0", doing(end=Exit(NOW, code=0))),
     (
         "exited",
-        "it was killed by SIGBUS: /dev/shm is full (64 of 64 MiB)",
+        "it was killed by SIGBUS: /dev/shm is full (64/64 MiB)",
         doing(end=Exit(NOW, signal=7), shm_used_bytes=64 * MIB, shm_size_bytes=64 * MIB),
     ),
     (
@@ -369,7 +369,7 @@ def test_a_worker_on_a_dead_file_system_is_named_with_it() -> None:
     ("helper", "why"),
     [
         (worker(21, end=Exit(ago(39), signal=9, oom=True)), "was killed by SIGKILL, out of memory (OOM)"),
-        (worker(21, end=Exit(ago(39), signal=7)), "was killed by SIGBUS: /dev/shm is full (64 of 64 MiB)"),
+        (worker(21, end=Exit(ago(39), signal=7)), "was killed by SIGBUS: /dev/shm is full (64/64 MiB)"),
         (
             worker(21, "fetch_shard data.py:12", *FETCH, *LOOP, state="T"),
             "is stopped by a signal in fetch_shard, data.py:12",

@@ -101,20 +101,18 @@ def test_all_ranks_are_slower_and_what_they_do_more() -> None:
     now = (Sample((FORWARD,), 0.4, True), Sample((WAIT,), 0.1, False), Sample((SLOW,), 0.5, False))
     (finding,) = found_in(job(steps((50, 1.0), (20, 2.0)), now, past))
     assert finding.sentence == (
-        "ranks 0, 1 are slower than before: a step takes 2.0 s instead of 991 ms; 50 % of the time is spent in read,"
-        " store.py:7, before 0 %"
+        "ranks 0-1 are slower than before: a step takes 2 s instead of 991 ms; 50% of the time is spent in read,"
+        " store.py:7, before 0%"
     )
     assert (finding.severity, finding.culprits, finding.victims, finding.confidence) == (WARNING, (), (0, 1), 0.8)
-    assert (
-        finding.evidence[1] == "stacks of all ranks: read, store.py:7 50 % of the time, mostly off the CPU, before 0 %"
-    )
+    assert finding.evidence[1] == "stacks of all ranks: read, store.py:7 50% of the time, mostly off the CPU, before 0%"
 
 
 def test_a_slower_network() -> None:
     past = (Sample((FORWARD,), 0.8, True), Sample((WAIT,), 0.2, False))
     now = (Sample((FORWARD,), 0.4, True), Sample((WAIT,), 0.6, False))
     (finding,) = found_in(job(steps((50, 1.0), (20, 2.0)), now, past))
-    assert "the ranks wait for each other or for the network 60 % of the time, before 20 %" in finding.evidence
+    assert "the ranks wait for each other or for the network 60% of the time, before 20%" in finding.evidence
 
 
 def test_without_stacks_the_confidence_is_lower() -> None:

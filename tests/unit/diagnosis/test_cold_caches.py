@@ -26,7 +26,7 @@ def test_a_rank_that_compiles_alone_is_slow_by_a_cold_cache() -> None:
     (culprit,) = finding.culprits
     assert (culprit.activity, culprit.why) == (
         "compiling",
-        "it compiles in step, train.py:40, 50 % of the time, the others 0 %: its cache is cold, or its shapes are new",
+        "it compiles in step, train.py:40, 50% of the time, the others 0%: its cache is cold, or its shapes are new",
     )
     assert finding.next_steps[0].startswith("Let all ranks share the compiler's cache")
 
@@ -84,8 +84,8 @@ def test_a_rank_that_reads_from_storage_what_others_have_in_memory() -> None:
     (culprit,) = finding.culprits
     assert (culprit.activity, culprit.why) == (
         "disk_io",
-        "it waits for I/O in read_shard, data.py:7, 45 % of the time; the others 0 %: its page cache is cold: it reads"
-        " 60 MB a second from storage, the others, which read as much, 0 MB",
+        "it waits for I/O in read_shard, data.py:7, 45% of the time; the others 0%: its page cache is cold: it reads"
+        " 60 MiB a second from storage, the others, which read as much, 0 B",
     )
     assert finding.next_steps[0].startswith("Read the files once before the job")
 
@@ -101,7 +101,7 @@ def test_the_workers_of_a_loader_count_as_their_rank() -> None:
         return {"helpers": (Helper(77, 1, "data_loader", "S", condition=reads),), "condition": nothing}
 
     finding = job_with({"samples": slow, **own(600 * MIB)}, {"samples": samples(forward=0.5, wait=0.45), **own(0)})
-    assert "its page cache is cold: it reads 60 MB a second" in finding.culprits[0].why
+    assert "its page cache is cold: it reads 60 MiB a second" in finding.culprits[0].why
 
 
 @pytest.mark.parametrize(

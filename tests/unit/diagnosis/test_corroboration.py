@@ -45,13 +45,11 @@ def test_a_witness_that_agrees_raises_the_confidence() -> None:
     assert (alone.verdict.id, [c.rank for c in alone.culprits]) == ("not_joined", [2])
     found = only(not_joined([ras(7), ras(7), ras(6)]))
     assert found.confidence > alone.confidence
-    assert found.evidence[-1] == (
-        "NCCL's RAS agrees: rank 2 launched 7 operations on default_pg, ranks 0, 1 launched 8"
-    )
+    assert found.evidence[-1] == ("NCCL's RAS agrees: rank 2 launched 7 operations on default_pg, ranks 0-1 launched 8")
     found = only(not_joined([dump(7), dump(7), dump(6, state="completed")]))
     assert found.confidence > alone.confidence
     assert found.evidence[-1] == (
-        "the flight recorder agrees: rank 2 called operation 6 of default_pg last, ranks 0, 1 called 7"
+        "the flight recorder agrees: rank 2 called operation 6 of default_pg last, ranks 0-1 called 7"
     )
 
 
@@ -60,7 +58,7 @@ def test_a_witness_that_contradicts_lowers_it_and_the_answer_says_so() -> None:
     found = only(not_joined([ras(7), ras(7), ras(7)]))
     assert found.confidence == pytest.approx(alone / 2, abs=0.01)
     assert found.evidence[-1] == (
-        "NCCL's RAS contradicts: rank 2 launched 8 operations on default_pg, as ranks 0, 1 did"
+        "NCCL's RAS contradicts: rank 2 launched 8 operations on default_pg, as ranks 0-1 did"
     )
     assert found.missing[-1] == "which witness is right: NCCL's RAS contradicts what the probes saw"
     found = only(not_joined([dump(7), dump(7), dump(7)]))

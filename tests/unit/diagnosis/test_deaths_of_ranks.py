@@ -58,16 +58,16 @@ def culprits(made: Facts) -> list[int]:
 
 def test_a_killed_rank_and_those_that_wait_for_it() -> None:
     finding = the(facts(waits(0), waits(1), ended(2, 20, *history(8, ago=21), by=KILL), waits(3)))
-    assert finding.sentence == "rank 2 (node a, pid 4002) was killed by SIGKILL; ranks 0, 1, 3 wait for it"
+    assert finding.sentence == "rank 2 (node a, pid 4002) was killed by SIGKILL; ranks 0-1,3 wait for it"
     assert (finding.victims, finding.since_ns, finding.confidence) == ((0, 1, 3), ago(20), 0.95)
     assert finding.culprits[0].activity == "exited"
-    assert "ranks 0, 1, 3 wait in all_reduce seq 9 of default_pg" in finding.evidence
+    assert "ranks 0-1,3 wait in all_reduce seq 9 of default_pg" in finding.evidence
 
 
 def test_out_of_memory_with_the_limit_of_its_cgroup() -> None:
     limit = Condition(memory_limit_bytes=2 << 30)
     finding = the(facts(waits(0), ended(1, 20, by=KILL, oom=True, condition=limit)))
-    assert finding.culprits[0].why == "was killed by SIGKILL, out of memory (OOM, limit 2.0 GB)"
+    assert finding.culprits[0].why == "was killed by SIGKILL, out of memory (OOM, limit 2 GiB)"
     likely = the(facts(waits(0), ended(1, 20, by=KILL, condition=Condition(oom_kills=1))))
     assert likely.culprits[0].why == "was killed by SIGKILL, probably out of memory (OOM)"
 
@@ -80,7 +80,7 @@ def test_who_died_of_it() -> None:
         ended(3, 19.5, by=TERM),
     )
     finding = the(made)
-    assert finding.sentence == "rank 1 (node a, pid 4001) was killed by SIGSEGV; ranks 0, 2, 3 ended after it"
+    assert finding.sentence == "rank 1 (node a, pid 4001) was killed by SIGSEGV; ranks 0,2-3 ended after it"
     assert finding.evidence[0] == "rank 1 was killed by SIGSEGV"
     assert finding.evidence[1] == f"rank 0 exited with code 1 10 ms later: {CLOSED}"
     assert finding.evidence[3] == "rank 3 was killed by SIGTERM 500 ms later"
@@ -126,7 +126,7 @@ def test_a_launcher_that_ends_all_after_one_failed() -> None:
         processes=(launcher,),
     )
     finding = the(made)
-    assert finding.sentence == "rank 1 (node a, pid 4001) exited with code 3; ranks 0, 2 ended after it"
+    assert finding.sentence == "rank 1 (node a, pid 4001) exited with code 3; ranks 0,2 ended after it"
     assert "the launcher (node a, pid 7) exited with code 1" in finding.evidence
     assert finding.missing == ("what rank 1 logged: process.logs has no line of it",)
 
@@ -187,8 +187,8 @@ def test_an_elastic_restart_is_no_death() -> None:
 
 def test_a_rank_that_exits_early_with_0() -> None:
     finding = the(facts(waits(0), waits(1), ended(2, 21, *history(8, ago=22), code=0), waits(3)))
-    assert finding.sentence == "rank 2 (node a, pid 4002) exited with code 0 while ranks 0, 1, 3 wait for it"
-    assert finding.evidence == ("ranks 0, 1, 3 wait in all_reduce seq 9 of default_pg", "rank 2 never called it")
+    assert finding.sentence == "rank 2 (node a, pid 4002) exited with code 0 while ranks 0-1,3 wait for it"
+    assert finding.evidence == ("ranks 0-1,3 wait in all_reduce seq 9 of default_pg", "rank 2 never called it")
     assert (finding.victims, finding.confidence) == ((0, 1, 3), 0.9)
 
 
@@ -204,7 +204,7 @@ def test_ranks_that_died_of_one_that_exited_with_0() -> None:
     peer_gone = ("RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:4711.",)
     died = [ended(n, 20, *broken(), code=1, logs=peer_gone) for n in (0, 2)]
     finding = the(facts(died[0], ended(1, 20.2, *history(8, ago=21), code=0), died[1]))
-    assert finding.sentence == "rank 1 (node a, pid 4001) exited with code 0 before the others; ranks 0, 2 died of it"
+    assert finding.sentence == "rank 1 (node a, pid 4001) exited with code 0 before the others; ranks 0,2 died of it"
     assert ([c.rank for c in finding.culprits], finding.victims, finding.confidence) == ([1], (0, 2), 0.9)
 
 
@@ -225,7 +225,7 @@ def test_ranks_that_died_waiting_for_one_that_lives() -> None:
     finding = the(made)
     assert [c.rank for c in finding.culprits] == [1]
     assert finding.victims == (0, 2)
-    assert finding.sentence.startswith("ranks 0, 2 died while waiting for rank 1 (node a, pid 4001), which is alive: ")
+    assert finding.sentence.startswith("ranks 0,2 died while waiting for rank 1 (node a, pid 4001), which is alive: ")
 
 
 def test_a_rank_that_left_and_ended_a_minute_later_is_named() -> None:
@@ -233,7 +233,7 @@ def test_a_rank_that_left_and_ended_a_minute_later_is_named() -> None:
     left = ended(1, 19, *history(8, ago=81), code=1, logs=("ValueError: batch 300 has no label",))
     finding = the(facts(dead[0], left, dead[1]))
     assert finding.sentence == (
-        "ranks 0, 2 died while waiting for rank 1 (node a, pid 4001), which left before: exited with code 1 after"
+        "ranks 0,2 died while waiting for rank 1 (node a, pid 4001), which left before: exited with code 1 after"
         " ValueError: batch 300 has no label, 61 s after them"
     )
     assert ([c.rank for c in finding.culprits], finding.victims) == ([1], (0, 2))

@@ -45,7 +45,7 @@ def test_other_calls_have_their_ranks_and_a_group_without_a_name_is_a_group() ->
     unnamed = replace(comm("0", range(4)), name="0")
     finding = only(facts(at(0), at(1), at(2, "barrier"), at(3), comms=[unnamed]))
     assert finding.sentence.endswith("at seq 7 of group 0")
-    why = "it calls barrier where ranks 0, 1, 3 call all_reduce (sum), in train, train.py:40"
+    why = "it calls barrier where ranks 0-1,3 call all_reduce (sum), in train, train.py:40"
     assert finding.culprits[0].why == why
     two = diagnose(facts(at(0), at(1, "barrier"), comms=[unnamed])).findings
     assert all(" 1 call " not in culprit.why for finding in two for culprit in finding.culprits)
@@ -84,7 +84,7 @@ def test_ranks_that_were_not_seen_make_no_majority() -> None:
 def test_sizes_that_differ_name_the_smaller_part() -> None:
     finding = only(facts(at(0), at(1, count=20), at(2)))
     assert (finding.verdict.id, [c.rank for c in finding.culprits]) == ("size_mismatch", [1])
-    assert "calls all_reduce with 20 elements where ranks 0, 2 call all_reduce with 10 elements" in finding.sentence
+    assert "calls all_reduce with 20 elements where ranks 0,2 call all_reduce with 10 elements" in finding.sentence
 
 
 def test_types_that_differ_name_the_smaller_part() -> None:

@@ -62,7 +62,7 @@ def test_the_rank_that_has_not_joined_is_named() -> None:
     assert (finding.victims, finding.since_ns, finding.about) == ((0, 2, 3), ago(39), "0 7 all_reduce")
     assert finding.sentence.startswith("rank 1 (node a, pid 4001) holds up 3 ranks for 39 s: ")
     assert "load, data.py:12" in finding.sentence
-    assert finding.evidence[0] == "ranks 0, 2, 3 wait in all_reduce seq 7 of default_pg, the first for 39 s"
+    assert finding.evidence[0] == "ranks 0,2-3 wait in all_reduce seq 7 of default_pg, the first for 39 s"
     assert [(stack.rank, stack.role) for stack in finding.stacks] == [(1, "culprit"), (0, "victim")]
     assert finding.confidence == 0.95
 
@@ -222,7 +222,7 @@ def test_ranks_on_a_node_that_does_not_answer_are_unreachable() -> None:
     found = facts(waiting(0), waiting(1), comms=[comm("0", range(4))], world_size=4)
     silent = replace(found, missing=(Missing("node", "node b did not answer in 1 s", node="b"),))
     assert summary(silent) == ("rank_unreachable", [2, 3], (0, 1))
-    assert only(silent).sentence == "ranks 2, 3 (node b) cannot be reached: ranks 0, 1 wait for 39 s"
+    assert only(silent).sentence == "ranks 2-3 (node b) cannot be reached: ranks 0-1 wait for 39 s"
 
 
 def test_ranks_that_nobody_was_asked_for_cannot_be_judged() -> None:
@@ -256,7 +256,7 @@ def test_an_operation_that_ended_on_some_ranks_says_on_which() -> None:
 def test_an_error_of_the_communicator_is_evidence() -> None:
     broken = comm("0", (0, 1), async_error="unhandled system error\x1b[31m")
     finding = errors(facts(waiting(0), waiting(1), comms=[broken]))[0]
-    assert "the library holds an error of this communicator: unhandled system error?[31m" in finding.evidence
+    assert "the library holds an error of this communicator: unhandled system error\\x1b[31m" in finding.evidence
 
 
 def test_two_groups_in_opposite_order_are_a_deadlock() -> None:
@@ -364,7 +364,7 @@ def test_a_world_that_is_not_whole_waits_in_init() -> None:
     stack = in_collective("_store_based_barrier", since_ns=ago(30))
     finding = only(facts(rank(0, stack=stack), rank(2, stack=stack), world_size=4, comms=[]))
     assert (finding.verdict.id, finding.culprits) == ("init_stuck", ())
-    assert "no process of ranks 1, 3 was seen" in finding.sentence
+    assert "no process of ranks 1,3 was seen" in finding.sentence
 
 
 def test_a_world_size_that_no_job_has_is_not_believed() -> None:

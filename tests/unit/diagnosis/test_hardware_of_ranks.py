@@ -105,7 +105,7 @@ def test_a_clock_that_the_power_limit_lowers_is_compared_with_the_other_gpus() -
     gpus[2] = replace(gpus[2], clock_mhz=1200.0)
     (finding,) = found(Hardware(gpus=tuple(gpus)), *advancing(4))
     assert finding.sentence == (
-        "node a: GPU 2 is held down at 1200 of 1980 MHz by its power limit 70 % of the time, which rank 2 uses"
+        "node a: GPU 2 is held down at 1200 of 1980 MHz by its power limit 70% of the time, which rank 2 uses"
     )
 
 
@@ -117,7 +117,7 @@ def test_a_throttled_gpu_is_why_its_rank_is_slow() -> None:
     findings = {one.verdict.id: one for one in found(Hardware(gpus=tuple(gpus)), *ranks)}
     (culprit,) = findings["slow_rank"].culprits
     assert (culprit.rank, culprit.activity) == (2, "bad_hardware")
-    assert culprit.why == "its GPU 2 is held down at 1095 of 1980 MHz by heat 92 % of the time"
+    assert culprit.why == "its GPU 2 is held down at 1095 of 1980 MHz by heat 92% of the time"
     assert "it is at 91 degrees" in findings["slow_rank"].evidence
     assert [c.rank for c in findings["gpu_throttled"].culprits] == [2]
     # What all have explains no difference.
@@ -148,9 +148,9 @@ def test_a_path_that_loses_packets_is_named() -> None:
     paths = (NetworkPath(0, "10.0.0.2", 50_000, 20), NetworkPath(1, "10.0.0.2", 20_000, 1_400))
     (finding,) = found(Hardware(paths=paths))
     assert finding.sentence == (
-        "node a: the path to 10.0.0.2 of rank 1 loses packets: 7 % of 20000 segments were sent again"
+        "node a: the path to 10.0.0.2 of rank 1 loses packets: 7% of 20000 segments were sent again"
     )
-    assert finding.evidence == ("the other ranks of the node 0 %",)
+    assert finding.evidence == ("the other ranks of the node 0%",)
     silent = NetworkPath(1, "10.0.0.2", 40, 4, timeouts=4)
     (finding,) = found(Hardware(paths=(paths[0], silent)))
     assert "gives no answer: 4 retransmissions in a row" in finding.sentence
@@ -160,7 +160,7 @@ def test_a_full_shared_memory_is_named() -> None:
     full = FileSystem("/dev/shm", "tmpfs", 1, 1.0, 0, True, False)
     (finding,) = found(Hardware(file_systems=(full,)))
     assert (finding.severity, [c.rank for c in finding.culprits]) == (ERROR, [1])
-    assert finding.sentence == "node a: /dev/shm is full: 100 %, 0 MB are left, which rank 1 uses"
+    assert finding.sentence == "node a: /dev/shm is full: 100%, 0 B are left, which rank 1 uses"
     assert finding.next_steps[0] == "Give the container more shared memory, as by --shm-size."
 
 
@@ -168,7 +168,7 @@ def test_slow_disks_and_servers_without_an_answer() -> None:
     disk, server = Disk("sdb", 0.99, None, 180e6, 31), FileSystem("/mnt/ckpt", "nfs4", answers=False)
     findings = {one.about: one for one in found(Hardware(disks=(disk,), file_systems=(server,)))}
     assert findings["a/disk sdb"].sentence == (
-        "node a: disk sdb is slow: a request takes 180 ms, and it is busy 99 % of the time"
+        "node a: disk sdb is slow: a request takes 180 ms, and it is busy 99% of the time"
     )
     assert findings["a//mnt/ckpt"].sentence == "node a: /mnt/ckpt does not answer"
 
@@ -192,7 +192,7 @@ def test_gpus_of_two_models_are_a_note() -> None:
     (finding,) = found(Hardware(gpus=(H100, other)))
     assert (finding.verdict.id, finding.severity) == ("mixed_devices", NOTE)
     assert finding.sentence == (
-        "the GPUs of the job differ: NVIDIA H100 with 80.0 GB on rank 0, NVIDIA A100 with 40.0 GB on rank 1"
+        "the GPUs of the job differ: NVIDIA H100 with 80 GiB on rank 0, NVIDIA A100 with 40 GiB on rank 1"
     )
 
 

@@ -104,7 +104,7 @@ def test_ranks_that_wait_for_the_one_that_receives_requests_are_idle(wait: str) 
     assert findings(whole) == [("idle", NOTE, [0], (1, 2))]
     (finding,) = diagnose(whole).findings
     assert WAITS[wait][0] in finding.sentence
-    assert "ranks 1, 2 wait for that in broadcast seq 7" in finding.sentence
+    assert "ranks 1-2 wait for that in broadcast seq 7" in finding.sentence
 
 
 @pytest.mark.parametrize("wait", WAITS)

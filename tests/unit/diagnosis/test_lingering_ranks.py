@@ -39,7 +39,7 @@ def test_a_rank_that_stays_is_a_note_and_later_a_warning(seconds: float, severit
 def test_what_a_rank_that_stays_waits_for_is_shown() -> None:
     (finding,) = findings(stays(), ended(1, 23), ended(2, 23))
     assert finding.sentence == (
-        "rank 0 (node a, pid 4000) has not ended for 23 s after ranks 1, 2: it waits for another thread to end in"
+        "rank 0 (node a, pid 4000) has not ended for 23 s after ranks 1-2: it waits for another thread to end in"
         " _shutdown, threading.py:1590: thread wandb-upload (107) in upload, train.py:27"
     )
     assert "rank 0 has the child wandb-core (pid 4711, state S)" in finding.evidence

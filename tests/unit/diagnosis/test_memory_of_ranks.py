@@ -62,12 +62,12 @@ def test_a_leak_is_named_before_it_ends() -> None:
     )
     (finding,) = found_in(made)
     assert (finding.verdict.id, finding.severity, finding.confidence) == ("memory_growth", "warning", 0.8)
-    # 2 GB less 1.38 GB, at 60 MB a minute.
+    # 2 GB less 1.38 GB, at 60.0 MiB a minute.
     assert finding.sentence == (
-        "rank 1 (node a, pid 4001) runs out of memory in about 11 min: resident memory grows by 60 MB a minute"
+        "rank 1 (node a, pid 4001) runs out of memory in about 11 min: resident memory grows by 60.0 MiB a minute"
     )
     assert finding.culprits[0].why == (
-        "its resident memory grows by 60 MB a minute and reaches the limit of its cgroup, 2.0 GB, in 11 min"
+        "its resident memory grows by 60.0 MiB a minute and reaches the limit of its cgroup, 2 GiB, in 11 min"
     )
 
 
@@ -92,7 +92,7 @@ def test_a_limit_that_is_far_away_or_not_known() -> None:
     assert ids(facts(rank(0, series=(series(leaking(10)),), condition=Condition()))) == []
     (note,) = found_in(facts(rank(0, series=(series(leaking(10)),))))
     assert (note.severity, note.culprits) == ("note", ())
-    assert note.sentence == "rank 0 (node a, pid 4000) uses more and more resident memory: 60 MB a minute"
+    assert note.sentence == "rank 0 (node a, pid 4000) uses more and more resident memory: 60.0 MiB a minute"
 
 
 def test_nineteen_readings_are_too_few() -> None:
@@ -107,8 +107,8 @@ def test_ranks_of_a_node_share_its_memory() -> None:
     made = facts(*ranks, nodes=[node("a", ranks, memory_available_bytes=2 * GB)])
     (finding,) = found_in(made)
     assert [c.rank for c in finding.culprits] == [0, 1, 2, 3]
-    # 2 GB at four times 60 MB a minute.
-    assert finding.sentence.startswith("ranks 0-3 run out of memory in about 9 min: ")
+    # 2 GB at four times 60.0 MiB a minute.
+    assert finding.sentence.startswith("ranks 0-3 run out of memory in about 8.5 min: ")
     assert finding.confidence == 0.6
 
 
@@ -116,7 +116,7 @@ def test_memory_of_a_device() -> None:
     made = facts(rank(0, series=(series(leaking(100), name="device_bytes", limit=10 * GB),)))
     (finding,) = found_in(made)
     assert "device memory" in finding.sentence
-    assert finding.culprits[0].why.endswith("reaches the limit of the device, in 9 min")
+    assert finding.culprits[0].why.endswith("reaches the limit of the device, in 8.9 min")
 
 
 def test_a_rank_with_twice_the_memory() -> None:
@@ -124,7 +124,7 @@ def test_a_rank_with_twice_the_memory() -> None:
     (finding,) = found_in(made)
     assert finding.verdict.id == "memory_imbalance"
     assert (
-        finding.sentence == "rank 1 (node a, pid 4001) has 2.2 GB of resident memory, 2.2 times as much as the others"
+        finding.sentence == "rank 1 (node a, pid 4001) has 2.20 GiB of resident memory, 2.2 times as much as the others"
     )
     assert [c.rank for c in finding.culprits] == [1]
 
@@ -132,7 +132,7 @@ def test_a_rank_with_twice_the_memory() -> None:
 def test_a_rank_alone_on_a_device_where_the_others_have_nothing() -> None:
     used = [series(lambda _, size=size: size, name="device_bytes") for size in (GB, 0, 0)]
     (finding,) = found_in(facts(*(rank(r, series=(own,)) for r, own in enumerate(used))))
-    assert finding.sentence.endswith("has 1.0 GB of device memory, and the others have none")
+    assert finding.sentence.endswith("has 1 GiB of device memory, and the others have none")
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=9))

@@ -38,7 +38,7 @@ def test_a_loss_that_is_no_number_any_more(value: float) -> None:
 
 def test_on_all_ranks_at_once_nobody_is_named() -> None:
     (finding,) = found_in(facts(watched(0, *USUAL, nan), watched(1, *USUAL, nan)))
-    assert (finding.sentence, finding.culprits) == ("trainer.loss of ranks 0, 1 is nan", ())
+    assert (finding.sentence, finding.culprits) == ("trainer.loss of ranks 0-1 is nan", ())
 
 
 def test_the_rank_on_which_it_was_first_is_named() -> None:

@@ -130,7 +130,7 @@ def test_a_launcher_ends_the_rank_that_left_once_another_died_of_that() -> None:
     left = died(1, seconds=18, by=TERM, endpoints=(CLOSED,))
     finding = the(facts(first, left, died(2, seconds=18, by=TERM)))
     assert [c.rank for c in finding.culprits] == [1]
-    assert finding.culprits[0].why == "was killed by SIGTERM, 2.0 s after them"
+    assert finding.culprits[0].why == "was killed by SIGTERM, 2 s after them"
     # One that was ended before the error closed its connections by that.
     sooner = died(1, seconds=21, by=TERM, endpoints=(CLOSED,))
     assert "closed its connections" not in the(facts(first, sooner, died(2, seconds=20))).sentence

@@ -236,7 +236,7 @@ FAULTS: dict[str, tuple[Callable[[], Case], str, str, str, tuple[str, ...]]] = {
         lambda: with_node(2, file_systems=(FileSystem("/dev/shm", "tmpfs", True, False, 64 << 20, 64 << 20),)),
         "shared_memory",
         FAIL,
-        "gn3 has 0.062 GiB",
+        "gn3 has 64 MiB",
         ("gn3",),
     ),
     "shm small": (
@@ -257,7 +257,7 @@ FAULTS: dict[str, tuple[Callable[[], Case], str, str, str, tuple[str, ...]]] = {
         lambda: with_node(0, file_systems=(FileSystem("/", "ext4", True, False, 500 * GIB, 30 * GIB),)),
         "disk",
         WARN,
-        "30 GiB free, 6 %",
+        "30 GiB free, 6%",
         ("gn1",),
     ),
     "disk silent": (
@@ -357,14 +357,14 @@ FAULTS: dict[str, tuple[Callable[[], Case], str, str, str, tuple[str, ...]]] = {
         lambda: replace(healthy(), offsets={**healthy().offsets, "gn3": (-7e9, 2e5)}),
         "clocks",
         FAIL,
-        "gn3 is 7.000 s behind",
+        "gn3 is 7.00 s behind",
         ("gn3",),
     ),
     "clock a little": (
         lambda: replace(healthy(), offsets={**healthy().offsets, "gn3": (2e8, 2e5)}),
         "clocks",
         WARN,
-        "gn3 is 0.19",
+        "gn3 is 198 ms ahead",
         ("gn3",),
     ),
     "unreachable": (
@@ -380,7 +380,7 @@ FAULTS: dict[str, tuple[Callable[[], Case], str, str, str, tuple[str, ...]]] = {
         lambda: with_node(1, reached=(*node(1).reached[:2], Reached("10.0.0.3:7070", 30_000_000), node(1).reached[3])),
         "round_trips",
         WARN,
-        "gn2 to gn3 takes 30.00 ms",
+        "gn2 to gn3 takes 30 ms",
         ("gn2", "gn3"),
     ),
     "silent": (

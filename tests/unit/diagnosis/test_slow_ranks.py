@@ -95,7 +95,7 @@ def test_the_one_slow_rank_is_named(ranks: int) -> None:
     assert finding.victims == tuple(n for n in range(ranks) if n != 1)
     assert finding.severity == "warning"
     assert finding.sentence.startswith("rank 1 (node a, pid 4001) slows ")
-    assert "3 ranks by 34 %" in finding.sentence or ranks != 4
+    assert "3 ranks by 34%" in finding.sentence or ranks != 4
     assert finding.evidence[0].startswith("rank 1 was the last in 40 of 40 operations of default_pg")
 
 
@@ -273,14 +273,14 @@ def test_slow_host_code_is_named_with_its_line_and_share() -> None:
     )
     (culprit,) = finding.culprits
     assert culprit.activity == "computing"
-    assert culprit.why == "it computes in augment, data.py:33, 41 % of the time; the others 3 %"
+    assert culprit.why == "it computes in augment, data.py:33, 41% of the time; the others 3%"
     assert finding.sentence.endswith(f": {culprit.why}")
 
 
 def test_a_sleep_in_the_same_function_differs_by_its_line() -> None:
     slow = (*samples(forward=0.5), Sample((frame("train train.py:44"),), 0.45, False))
     finding = job_with({"samples": slow}, {"samples": samples(forward=0.5, wait=0.45)})
-    assert finding.culprits[0].why == "it is blocked in train, train.py:44, 45 % of the time; the others 0 %"
+    assert finding.culprits[0].why == "it is blocked in train, train.py:44, 45% of the time; the others 0%"
     assert finding.culprits[0].activity == "sleeping"
 
 
@@ -288,13 +288,13 @@ def test_another_caller_of_the_usual_code_is_no_reason() -> None:
     caller, idle = frame("augmented train.py:34"), frame("augment data.py:29")
     slow = (Sample((FORWARD, caller, LOOP), 0.6, True), Sample((idle, caller, LOOP), 0.34, False))
     finding = job_with({"samples": slow}, {"samples": samples(forward=0.6, wait=0.4)})
-    assert finding.culprits[0].why == "it is blocked in augment, data.py:29, 34 % of the time; the others 0 %"
+    assert finding.culprits[0].why == "it is blocked in augment, data.py:29, 34% of the time; the others 0%"
 
 
 def test_a_sample_that_shows_only_the_outermost_frame_does_not_make_it_the_reason() -> None:
     slow = (*samples(forward=0.5, augment=0.4), Sample((LOOP,), 0.04, False))
     finding = job_with({"samples": slow}, {"samples": samples(forward=0.5, wait=0.5)})
-    assert finding.culprits[0].why == "it computes in augment, data.py:33, 40 % of the time; the others 0 %"
+    assert finding.culprits[0].why == "it computes in augment, data.py:33, 40% of the time; the others 0%"
 
 
 def test_time_without_a_cpu_is_no_wait_of_the_code() -> None:
@@ -307,7 +307,7 @@ def test_time_without_a_cpu_is_no_wait_of_the_code() -> None:
             "condition": condition(cpu_ns=15 * 10**8, run_delay_ns=2 * 10**9),
         },
     )
-    assert finding.culprits[0].why.startswith("uneven work: it is busy 80 % of the time, the others 45 %")
+    assert finding.culprits[0].why.startswith("uneven work: it is busy 80% of the time, the others 45%")
 
 
 def test_reading_is_io() -> None:
@@ -339,7 +339,7 @@ def test_throttling_comes_before_the_stacks_it_changes() -> None:
         {"samples": samples(forward=0.5), "condition": condition()},
     )
     (culprit,) = finding.culprits
-    assert (culprit.activity, culprit.why) == ("throttled", "its cgroup throttles it to 0.5 CPUs, 60 % of the time")
+    assert (culprit.activity, culprit.why) == ("throttled", "its cgroup throttles it to 0.5 CPUs, 60% of the time")
     assert "cgroup /slow" in finding.evidence
 
 
@@ -356,8 +356,8 @@ def test_a_neighbour_on_its_cpu_is_named() -> None:
     finding = job_with(
         {"condition": condition(run_delay_ns=5 * 10**9, neighbours=rival, cpu_list="3")}, {"condition": condition()}
     )
-    assert finding.culprits[0].why == "it waits for a CPU 50 % of the time: stress (pid 77) runs there"
-    assert "ready to run and without a CPU on CPUs 3 50 % of the time; the others 1 %" in finding.evidence
+    assert finding.culprits[0].why == "it waits for a CPU 50% of the time: stress (pid 77) runs there"
+    assert "ready to run and without a CPU on CPUs 3 50% of the time; the others 1%" in finding.evidence
 
 
 def crowded(own: dict[str, object], idle: tuple[int, ...] | None, **slow: object) -> Finding:
@@ -383,20 +383,20 @@ def test_workers_that_share_the_cpu_of_their_rank_are_named() -> None:
     rival = (("python", 78, 5 * 10**9), ("python", 4000, 10**9), ("stress", 9, 10**9))
     finding = crowded({**ONE_CPU, "neighbours": rival}, (0, 2), helpers=(worker(77), worker(78)))
     assert finding.culprits[0].why == (
-        "it waits for a CPU 50 % of the time: it shares CPU 3 with 2 data-loader workers of rank 1, while 2 other CPUs"
+        "it waits for a CPU 50% of the time: it shares CPU 3 with 2 data-loader workers of rank 1, while 2 other CPUs"
         " of the node are free"
     )
     # Who takes the CPU, by what it is in the job.
-    assert "a data-loader worker of rank 1 (python, pid 78) uses 50 % of a CPU" in finding.evidence
-    assert "rank 0 (python, pid 4000) uses 10 % of a CPU" in finding.evidence
-    assert "stress (pid 9) uses 10 % of a CPU" in finding.evidence
+    assert "a data-loader worker of rank 1 (python, pid 78) uses 50% of a CPU" in finding.evidence
+    assert "rank 0 (python, pid 4000) uses 10% of a CPU" in finding.evidence
+    assert "stress (pid 9) uses 10% of a CPU" in finding.evidence
     assert finding.next_steps[0].startswith("Give each rank and its workers CPUs of their own")
 
 
 def test_own_threads_that_share_the_cpu_are_named() -> None:
     finding = crowded({**ONE_CPU, "cpu_ns": 3 * 10**9, "process_cpu_ns": 9 * 10**9}, (0,))
     assert finding.culprits[0].why == (
-        "it waits for a CPU 50 % of the time: it shares CPU 3 with its own other threads, which use 60 % of it, while"
+        "it waits for a CPU 50% of the time: it shares CPU 3 with its own other threads, which use 60% of it, while"
         " 1 other CPU of the node is free"
     )
 
@@ -432,7 +432,7 @@ def test_a_slow_loader_whose_workers_share_a_cpu() -> None:
     (finding,) = found_in(facts(*ranks, nodes=[replace(node("a", ranks), idle_cpus=(0, 1))]))
     assert finding.culprits[0].activity == "data_loader"
     assert finding.culprits[0].why.endswith(
-        "worker 77 waits for a CPU 60 % of the time: it shares CPU 3 with rank 1 and a data-loader worker of rank 1,"
+        "worker 77 waits for a CPU 60% of the time: it shares CPU 3 with rank 1 and a data-loader worker of rank 1,"
         " while 2 other CPUs of the node are free"
     )
 
@@ -442,7 +442,7 @@ def test_a_rank_that_computes_more_on_a_busy_node_is_uneven_work() -> None:
         {"samples": samples(forward=0.9), "condition": condition(cpu_ns=6 * 10**9, run_delay_ns=27 * 10**8)},
         {"samples": samples(forward=0.3, wait=0.6), "condition": condition(cpu_ns=2 * 10**9, run_delay_ns=12 * 10**8)},
     )
-    assert finding.culprits[0].why.startswith("uneven work: it is busy 90 % of the time, the others 30 %")
+    assert finding.culprits[0].why.startswith("uneven work: it is busy 90% of the time, the others 30%")
 
 
 def test_swapping() -> None:
@@ -457,7 +457,7 @@ def test_more_of_the_same_code_is_uneven_work() -> None:
     )
     (culprit,) = finding.culprits
     assert culprit.activity == "computing"
-    assert culprit.why == "uneven work: it is busy 96 % of the time, the others 60 %, in the same code"
+    assert culprit.why == "uneven work: it is busy 96% of the time, the others 60%, in the same code"
     assert finding.confidence == 0.9
 
 
@@ -469,7 +469,7 @@ def test_a_bigger_batch_changes_the_parts_of_a_step_and_is_uneven_work_too() -> 
     )
     (culprit,) = finding.culprits
     assert culprit.why == (
-        "uneven work: it is busy 99 % of the time, the others 45 %, in the same code, most of it in forward, model.py:9"
+        "uneven work: it is busy 99% of the time, the others 45%, in the same code, most of it in forward, model.py:9"
     )
 
 

@@ -120,7 +120,7 @@ def test_an_answer_of_other_columns_is_a_failure_of_that_node(nodes: Nodes, stra
 
 
 def test_the_answers_together_are_bounded(nodes: Nodes) -> None:
-    with pytest.raises(QueryMemory, match="larger than 0 MB together"):
+    with pytest.raises(QueryMemory, match="larger than 200 B together"):
         run(nodes.plan("SELECT * FROM comm.ops"), nodes.names, nodes.ask, max_bytes=200)
 
 
@@ -153,7 +153,7 @@ def test_the_last_step_reaches_nothing_outside(sql: str) -> None:
         ("SET threads = 1", QueryRejected, "a query is one SELECT"),
         ("SELECT FROM WHERE (", QueryError, "."),
         ("", QueryRejected, "a query is one SELECT"),
-        ("SELECT 1 -- " + "x" * 70_000, QueryRejected, "longer than 64 kB"),
+        ("SELECT 1 -- " + "x" * 70_000, QueryRejected, "longer than 64 KiB"),
         ("SELECT " + "(" * 5000 + "1" + ")" * 5000, QueryRejected, "nested too deeply"),
     ],
 )

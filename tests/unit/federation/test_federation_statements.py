@@ -94,5 +94,5 @@ def test_a_node_whose_rows_do_not_fit_is_missing_in_all_answers(nodes: Nodes) ->
 
 def test_the_bytes_of_all_answers_are_bounded_together(nodes: Nodes) -> None:
     plans = {str(number): nodes.plan("SELECT * FROM comm.ops") for number in range(10)}
-    with pytest.raises(QueryMemory, match="larger than 0 MB together"):
+    with pytest.raises(QueryMemory, match="larger than 4 KiB together"):
         run_all(plans, nodes.names, by_threads(Asked(nodes)), max_bytes=4096)

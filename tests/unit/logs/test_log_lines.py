@@ -110,7 +110,7 @@ def test_every_line_is_stored_or_counted(taken: list[tuple[int, str, int]]) -> N
     ("line", "limit", "text"),
     [
         (b"plain", 64, "plain"),
-        (b"\x1b[1;31mred\x1b[0m\tend\x07\x00", 64, "red end??"),
+        (b"\x1b[1;31mred\x1b[0m\tend\x07\x00", 64, "red end\\x07\\x00"),
         (b"login --password hunter2 -v", 64, "login --password *** -v"),
         (b"HF_TOKEN=hf_abcdefghijklmnop12", 64, "HF_TOKEN=***"),
         (b"from https://user:secret@host/x", 64, "from https://***@host/x"),

@@ -134,10 +134,10 @@ def test_names_and_errors_have_no_control_characters(dtype: np.dtype[Any]) -> No
         record(dtype, state=4, error=b"Connection closed by peer [127.0.0.1]:26763. This is ty"),
         record(dtype, state=4, error=b"x" * 55),
     )
-    texts = ["a?[2Jb\ufffd", "x" * 40 + "~1122334455667788", "0000000000000055", None, "0", None, None, None]
+    texts = ["a\\x1b[2Jb\\xff", "x" * 40 + "~1122334455667788", "0000000000000055", None, "0", None, None, None]
     assert [row["comm"] for row in found] == [text and text.replace("\ufffd", found[0]["comm"][-1]) for text in texts]
     assert found[4]["comm_name"] is None
-    errors = ["Connection?closed", "Connection closed by peer [127.0.0.1]:26763.", "x" * 55 + "…"]
+    errors = ["Connection\\nclosed", "Connection closed by peer [127.0.0.1]:26763.", "x" * 55 + "…"]
     assert [row["error"] for row in found] == [None] * 5 + errors
 
 

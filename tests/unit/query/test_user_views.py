@@ -17,9 +17,8 @@ from probing.api.tables.user import user_table
 from probing.daemon.query.gate import check
 from probing.daemon.query.user_views import FRESH_S, MAX_BYTES, MAX_VIEWS, UserViews
 from probing.daemon.service.live import live_tables
-from probing.federation.sql.column_names import require_columns
 from probing.federation.sql.dialect import parse
-from probing.federation.sql.view_lookup import known_columns
+from probing.federation.sql.view_lookup import known_columns, require_columns
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "views"
 NOW_NS = 1_795_000_000_000_000_000

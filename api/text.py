@@ -1,0 +1,248 @@
+"""Texts of figures, times, sets of numbers, jobs, foreign text and SQL: one spelling for daemon, rules and clients."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable, Sequence
+
+__all__ = (
+    "age",
+    "bandwidth",
+    "bits",
+    "count",
+    "encoded",
+    "escape",
+    "escape_json",
+    "listed",
+    "names_owner",
+    "numbers_text",
+    "percent",
+    "plural",
+    "ranks_of",
+    "share_text",
+    "size",
+    "sql_name",
+    "sql_table",
+    "sql_text",
+    "time_text",
+    "utc",
+    "utc_second",
+    "with_owner",
+)
+
+_SECOND_NS = 1_000_000_000
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_DECIMAL = ("", "k", "M", "G", "T", "P")
+_MOST_SPANS = 12
+_MOST_LISTED = 8
+# The spaces of Unicode, which Python calls unprintable and which do no harm.
+_SPACES = frozenset("\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000")
+_OWNER = re.compile(r" \(uid [0-9]{1,10}\)$")
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def escape(text: bytes | str, limit: int | None = None) -> str:
+    r"""Returns foreign ``text`` on one line of at most ``limit`` characters, the last one ``…`` where it was cut.
+
+    Characters that a terminal acts on, that reorder a line or are invisible, and bytes that are no UTF-8 become
+    ``\n``, ``\x1b`` or ``\u202e``.
+    """
+    if isinstance(text, bytes):
+        # A character takes at most 4 bytes; one more byte shows that the text is longer.
+        text = (text if limit is None else text[: 4 * limit + 4]).decode("utf-8", "backslashreplace")
+    if limit is not None:
+        text = text[: limit + 1]
+    if not text.isprintable():
+        text = "".join(_escaped(c) if _unsafe(c) else c for c in text)
+    return text if limit is None or len(text) <= limit else text[: limit - 1] + "\u2026"
+
+
+def escape_json(text: str) -> str:
+    """Returns JSON ``text`` with the same characters as escapes of JSON, its line ends unchanged."""
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(_escaped_json(c) if c != "\n" and _unsafe(c) else c for c in text)
+
+
+def encoded(text: str) -> bytes:
+    """Returns ``text`` as UTF-8; surrogates, which come from a target's bytes, are escaped."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _unsafe(char: str) -> bool:
+    return not char.isprintable() and char not in _SPACES
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    short = _SHORT.get(char)
+    return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+
+
+def _escaped_json(char: str) -> str:
+    units = char.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
+def size(number: float | None, total: float | None = None) -> str:
+    """Returns bytes in powers of 1024: ``512 B``, ``4.19 MiB``, ``80 GiB``; of ``total``: ``46.1/80 GiB``."""
+    if number is None:
+        return "-"
+    if total is None:
+        return _scaled(float(number), 1024, _BINARY)
+    whole, unit = size(total).split(" ")
+    return f"{_digits(number / 1024 ** _BINARY.index(unit))}/{whole} {unit}"
+
+
+def bandwidth(gbps: float | None) -> str:
+    """Returns 1e9 bytes/s in powers of 1000, as NCCL and makers of hardware count: ``12.3 GB/s``."""
+    return "-" if gbps is None else f"{_scaled(gbps * 1e9, 1000, _DECIMAL)}B/s"
+
+
+def bits(gbps: float | None) -> str:
+    """Returns 1e9 bits/s as ``100 Gb/s``, ``17 b/s``."""
+    return "-" if gbps is None else f"{_scaled(gbps * 1e9, 1000, _DECIMAL)}b/s"
+
+
+def _scaled(value: float, base: int, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if abs(value) < base - 0.5:
+            return f"{_digits(value) if unit != units[0] else f'{value:.0f}'} {unit}"
+        value /= base
+    return f"{_digits(value)} {units[-1]}"
+
+
+def _digits(value: float) -> str:
+    """Returns ``value`` with three digits, and a whole number without a fraction."""
+    magnitude = abs(value)
+    if magnitude == int(magnitude) or magnitude >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.2f}" if magnitude < 9.995 else f"{value:.1f}"
+
+
+def count(number: float | None) -> str:
+    """Returns a number with thousands separators; fractions to three digits."""
+    if number is None:
+        return "-"
+    return f"{number:,}" if isinstance(number, int) else _digits(number)
+
+
+def plural(number: int, what: str) -> str:
+    """Returns ``1 sample``, ``1,234 samples``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """Returns a number of per cent as ``97%``; ``-`` for None and what is not finite."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}%"
+
+
+def share_text(share: float | None, digits: int = 0) -> str:
+    """Returns a part of 1 as ``97%``."""
+    return percent(None if share is None else 100 * share, digits)
+
+
+def age(ns: float | None) -> str:
+    """Returns a measured time with three digits: ``812 us``, ``4.31 s``, ``5m07s``, ``3h12m``, ``2d04h``."""
+    if ns is None:
+        return "-"
+    if ns < 0:
+        return "-" + age(-ns)
+    for unit, scale in (("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)):
+        value = ns / scale
+        # 999.5 would be printed as 1000.
+        if value < (999.5 if unit != "s" else 59.95):
+            return f"{_digits(value)} {unit}"
+    seconds = round(ns / 1e9)
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if hours < 1:
+        return f"{minutes}m{seconds % 60:02d}s"
+    return f"{hours}h{minutes % 60:02d}m" if days < 2 else f"{days}d{hours % 24:02d}h"
+
+
+def time_text(ns: float | None) -> str:
+    """Returns a time as sentences have it, with two digits: ``1.3 ms``, ``39 s``, ``5 min``, ``2.5 h``."""
+    if ns is None:
+        return "an unknown time"
+    if ns < 999.5e6:
+        return f"{_two_digits(ns / 1e6)} ms"
+    seconds = ns / 1e9
+    if seconds < 120:
+        return f"{_two_digits(seconds)} s"
+    return f"{_two_digits(seconds / 60)} min" if seconds < 7200 else f"{_two_digits(seconds / 3600)} h"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}".removesuffix(".0")
+
+
+def utc(ns: int) -> str:
+    """Returns CLOCK_REALTIME ns as ``2026-11-21T08:19:20.123456789Z``, or as the number beyond the calendar."""
+    try:
+        year, month, day, hour, minute, second, *_ = time.gmtime(ns // _SECOND_NS)
+    except (OverflowError, OSError):
+        return str(ns)
+    if not 0 < year < 10_000:
+        return str(ns)
+    return f"{year:04d}-{month:02d}-{day:02d}T{hour:02d}:{minute:02d}:{second:02d}.{ns % _SECOND_NS:09d}Z"
+
+
+def utc_second(ns: int) -> str:
+    """Returns CLOCK_REALTIME ns to the second, for people: ``2026-11-21 08:19:20Z``."""
+    return f"{utc(ns)[:19].replace('T', ' ')}Z"
+
+
+def numbers_text(numbers: Iterable[int | None], most: int | None = None) -> str:
+    """Returns a set as ``0-3,7``, None in it as ``?``; of more than ``most`` spans the first ones and ``…``."""
+    distinct = set(numbers)
+    spans: list[list[int]] = []
+    for number in sorted(number for number in distinct if number is not None):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    if most is not None and len(parts) > most:
+        parts = [*parts[:most], "\u2026"]
+    return ",".join([*parts, "?"] if None in distinct else parts)
+
+
+def ranks_of(ranks: Iterable[int | None], most: int | None = _MOST_SPANS) -> str:
+    """Returns ``rank 2`` or ``ranks 0-3,7``; of more than ``most`` spans the first ones."""
+    distinct = set(ranks)
+    return f"rank{'' if len(distinct) == 1 else 's'} {numbers_text(distinct, most)}"
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Returns ``a, b and c``; of many texts the first ones and the number of the others."""
+    parts = list(texts)
+    if len(parts) > _MOST_LISTED:
+        parts = [*parts[: _MOST_LISTED - 1], f"{len(parts) - _MOST_LISTED + 1} more"]
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def with_owner(job: str, owner: int) -> str:
+    """Returns the name of the job of ``owner``, a uid, where another user has a job ``job``: ``4711 (uid 1002)``."""
+    return f"{job} (uid {owner})"
+
+
+def names_owner(job: str) -> bool:
+    """Returns whether a name of a job says whose it is."""
+    return _OWNER.search(job) is not None
+
+
+def sql_text(value: str) -> str:
+    """Returns ``value`` as a string literal of SQL; DuckDB takes no NUL in one."""
+    return "'" + value.replace("\0", "").replace("'", "''") + "'"
+
+
+def sql_name(name: str) -> str:
+    """Returns ``name`` as one identifier of SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def sql_table(name: str) -> str:
+    """Returns ``schema.table``, or a name without schema, as identifiers of SQL."""
+    return ".".join(map(sql_name, name.split(".")))
