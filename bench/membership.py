@@ -19,7 +19,7 @@ from statistics_of_blocks import table
 
 from probing.daemon.cluster.messages import Message
 from probing.daemon.cluster.record import Claim, Update
-from probing.daemon.service.gossip_wire import packed
+from probing.daemon.service.gossip import packed
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from gossip_network import Network, Node, key_of_name, record

@@ -25,8 +25,7 @@ from statistics_of_blocks import table
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.api.tables import TABLES
-from probing.daemon.collector.control import ControlServer
-from probing.daemon.collector.requests import Requests
+from probing.daemon.collector.control import ControlServer, Requests
 from probing.daemon.config import CONTROL
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import GATE, WorkerPool

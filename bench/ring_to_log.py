@@ -25,7 +25,7 @@ from probing.daemon.bpf.loader import read_object
 from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.collector.drain import DrainLoop
-from probing.daemon.collector.replay import Unknown
+from probing.daemon.collector.recordings import Unknown
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.nccl_uprobes.operations.rows import finished_rows
 from probing.daemon.nccl_uprobes.operations.source import RING

@@ -1,4 +1,7 @@
-"""Settings of a command: where to ask, how long to wait, and the format and file of the answer."""
+"""Settings of a command: where to ask, how long to wait, and the format and file of the answer.
+
+Their defaults come from ``probing/client.toml`` in XDG_CONFIG_HOME, else in ``~/.config``.
+"""
 
 from __future__ import annotations
 

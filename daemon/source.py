@@ -1,7 +1,7 @@
 """The interface of a source, and the types that sources share.
 
 A source watches one thing and hands Arrow batches to a ``Sink`` by table name. It knows nothing of files, SQL or RPC.
-``daemon/collector/sources.py`` lists the sources; the collector builds each from a ``daemon.context.Context``.
+``daemon/collector/source_set.py`` lists the sources; the collector builds each from a ``daemon.context.Context``.
 """
 
 from __future__ import annotations

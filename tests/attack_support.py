@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout
 from probing.daemon.store import Store
-from probing.daemon.store.segments.paths import segment_path
+from probing.daemon.store.segments.files import segment_path
 
 # A worker that was given up is gone after this: a kill, not a speed.
 GONE_S = 10.0

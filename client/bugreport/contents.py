@@ -1,17 +1,22 @@
-"""Makes the files of a report of what was gathered: nothing reaches them but by the redactor."""
+"""Makes the files of a report and its archive: nothing reaches them but by the redactor, and the archive names neither
+its maker nor its machine.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
 import platform
 import pwd
 import socket
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.bugreport.gather import Failure, Gathered
@@ -19,7 +24,11 @@ from probing.client.bugreport.questions import CONFIG, NAMES, OPTIONS, QUESTIONS
 from probing.client.bugreport.redaction import Kind, Redactor
 from probing.client.version import program
 
-__all__ = ("File", "contents")
+__all__ = (
+    "File",
+    "contents",
+    "write_archive",
+)
 
 FORMAT = 1
 _TOP = "probingd-bugreport"
@@ -190,3 +199,16 @@ def _client() -> dict[str, Any]:
 
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def write_archive(sink: IO[bytes], files: Sequence[File], now: int) -> None:
+    """Writes ``files`` to ``sink``; ``now`` is their time, in s since 1970."""
+    # With a name, gzip would write it into the header.
+    with (
+        gzip.GzipFile("", "wb", fileobj=sink, mtime=now) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for file in files:
+            entry = tarfile.TarInfo(file.name)
+            entry.size, entry.mtime, entry.mode = len(file.data), now, 0o600
+            archive.addfile(entry, io.BytesIO(file.data))

@@ -52,11 +52,9 @@ class Options:
 
 def run(settings: Settings, options: Options) -> None:
     allow_numpy()
-    from probing.client.bugreport.archive import write_archive
-    from probing.client.bugreport.contents import contents
+    from probing.client.bugreport.contents import contents, write_archive
     from probing.client.bugreport.gather import Wanted
-    from probing.client.bugreport.redaction import Redactor
-    from probing.client.bugreport.vocabulary import vocabulary
+    from probing.client.bugreport.redaction import Redactor, vocabulary
 
     now = int(time.time())
     with opened(replace(settings, strict=False)) as cluster:

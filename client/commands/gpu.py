@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probing.api.text import bandwidth, escape, percent, plural, size
-from probing.client.gpus.narrow import fitting
-from probing.client.gpus.readings import DEVICES, PROCESSES, READINGS, ask, by_device, device_key
+from probing.client.gpus.readings import DEVICES, PROCESSES, READINGS, ask, by_device, device_key, fitting
 from probing.client.options import Job, Wide
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row

@@ -12,8 +12,7 @@ import typer
 from probing.api.text import escape, percent, size, sql_text
 from probing.client.collectives import news
 from probing.client.collectives.endings import ended_sql, exits
-from probing.client.gpus.narrow import fitting
-from probing.client.gpus.readings import MEMORY, PROCESSES, READINGS, ask, device_key
+from probing.client.gpus.readings import MEMORY, PROCESSES, READINGS, ask, device_key, fitting
 from probing.client.options import Job, Wide
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row

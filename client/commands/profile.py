@@ -109,7 +109,7 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         request = _with_jobs(cluster, request)
         if request.live:
-            from probing.client.profile.live import sample
+            from probing.client.profile.samples import sample
 
             request = sample(cluster, request)
         away = off_cpu_share(cluster, request.selected) if request.selected.state == "cpu" else None

@@ -1,4 +1,6 @@
-"""The last readings of GPUs and of the memory of processes, asked of each node by its own clock."""
+"""The last readings of GPUs and of the memory of processes, asked of each node by its own clock, and the columns of
+them that fit the terminal.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,22 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from probing.client.render.rows import Row, rows_of
+from probing.client.render.table import Field, Grid
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
-__all__ = ("DEVICES", "LINKS", "MEMORY", "PROCESSES", "READINGS", "ask", "by_device", "device_key")
+__all__ = (
+    "DEVICES",
+    "LINKS",
+    "MEMORY",
+    "PROCESSES",
+    "READINGS",
+    "ask",
+    "by_device",
+    "device_key",
+    "fitting",
+)
 
 # Seconds after which a device without a reading is not shown.
 RECENT_S = 30
@@ -49,3 +62,15 @@ def by_device(processes: Sequence[Row]) -> dict[tuple[str, int, int], list[Row]]
     for row in sorted(processes, key=lambda row: (row["rank"] is None, row["rank"] or 0, row["pid"] or 0)):
         found.setdefault(device_key(row), []).append(row)
     return found
+
+
+def fitting(fields: Sequence[Field], rows: Sequence[Row], width: int | None, *, spare: Sequence[str]) -> list[Field]:
+    """Returns ``fields`` without the first ones of the keys ``spare``, as many as must go for the table to fit."""
+    kept = list(fields)
+    for key in spare:
+        if width is None or not rows or Grid(kept, rows, width).width <= width:
+            break
+        # A column that distinguishes rows stays.
+        if len({str(row.get(key)) for row in rows}) == 1 or key != "node":
+            kept = [field for field in kept if field.key != key]
+    return kept

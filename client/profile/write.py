@@ -49,9 +49,7 @@ def _shaped(request: Request, profiles: list[Profile]) -> list[Profile]:
 
 
 def _write(settings: Settings, request: Request, profile: Profile, away: float | None) -> None:
-    from probing.client.profile.formats.folded import folded
-    from probing.client.profile.formats.pprof import pprof
-    from probing.client.profile.formats.speedscope import speedscope
+    from probing.client.profile.formats.other_tools import folded, pprof, speedscope
     from probing.client.profile.formats.svg import flame_graph
 
     when = request.selected.interval()
@@ -69,8 +67,7 @@ def _write(settings: Settings, request: Request, profile: Profile, away: float |
 
 
 def _write_difference(settings: Settings, request: Request, base: Profile, chosen: Profile, away: float | None) -> None:
-    from probing.client.profile.formats.folded import folded_difference
-    from probing.client.profile.formats.speedscope import speedscope
+    from probing.client.profile.formats.other_tools import folded_difference, speedscope
     from probing.client.profile.formats.svg import flame_graph_difference
 
     title = f"{chosen.title} compared with {base.title}"

@@ -19,8 +19,7 @@ from probing.client.render.table import Grid, show_value, terminal_width
 from probing.client.render.writers import FIRST_ROWS, fields_of
 from probing.client.session import opened, warn
 from probing.client.settings import Settings, format_of
-from probing.client.shell.statement import command_in, statements
-from probing.client.shell.words import COMMANDS
+from probing.client.shell.words import COMMANDS, command_in, statements
 
 if TYPE_CHECKING:
     import pyarrow as pa

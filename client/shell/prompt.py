@@ -23,8 +23,7 @@ from probing.api.tables import TABLES
 from probing.api.text import escape
 from probing.client.cluster import Cluster
 from probing.client.settings import Settings
-from probing.client.shell.statement import is_whole
-from probing.client.shell.words import candidates
+from probing.client.shell.words import candidates, is_whole
 from probing.client.wire.credentials import Tls
 
 __all__ = ("Prompt", "history_path", "trim_history")

@@ -1,14 +1,23 @@
-"""Completion in the shell: words of SQL, tables, and the columns of the tables that a statement names."""
+"""Splits the shell's input into statements, and completes it: words of SQL, tables, and the columns of the tables that
+a statement names.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ("COMMANDS", "KEYWORDS", "Catalog", "candidates")
+__all__ = (
+    "COMMANDS",
+    "KEYWORDS",
+    "candidates",
+    "command_in",
+    "is_whole",
+    "statements",
+)
 
 # Tables by name, each with its columns and their types.
-Catalog = Mapping[str, Mapping[str, str]]
+_Catalog = Mapping[str, Mapping[str, str]]
 
 COMMANDS = {
     "\\d": "tables; \\d TABLE: its columns",
@@ -33,7 +42,7 @@ _AFTER_TABLE = re.compile(r"\b(?:from|join)\s+(?:[\w.\"]+(?:\s+(?:as\s+)?\w+)?\s
 _SOURCE = re.compile(r"\b(?:from|join|,)\s+([a-z_]\w*\.[a-z_]\w*)(?:\s+(?:as\s+)?([a-z_]\w*))?", re.IGNORECASE)
 
 
-def candidates(before: str, whole: str, catalog: Callable[[], Catalog]) -> Iterator[tuple[str, int, str]]:
+def candidates(before: str, whole: str, catalog: Callable[[], _Catalog]) -> Iterator[tuple[str, int, str]]:
     """Yields completions of ``before`` in the statement ``whole``: text, number of characters replaced, meaning."""
     match = _WORD.search(before)
     word = match.group() if match else ""
@@ -65,7 +74,7 @@ def candidates(before: str, whole: str, catalog: Callable[[], Catalog]) -> Itera
         yield from _matching(word, [(k if upper else k.lower(), "") for k in KEYWORDS])
 
 
-def _of_command(line: str, word: str, catalog: Callable[[], Catalog]) -> Iterator[tuple[str, int, str]]:
+def _of_command(line: str, word: str, catalog: Callable[[], _Catalog]) -> Iterator[tuple[str, int, str]]:
     command, space, _ = line.partition(" ")
     if not space:
         yield from _matching(word, list(COMMANDS.items()))
@@ -87,7 +96,7 @@ def _matching(word: str, entries: Sequence[tuple[str, str]]) -> Iterator[tuple[s
             yield text, len(word), meaning
 
 
-def _sources(statement: str, tables: Catalog) -> dict[str, str]:
+def _sources(statement: str, tables: _Catalog) -> dict[str, str]:
     """Returns the tables that the statement reads, by name and alias."""
     found: dict[str, str] = {}
     for table, alias in _SOURCE.findall(statement):
@@ -102,3 +111,45 @@ def _sources(statement: str, tables: Catalog) -> dict[str, str]:
 
 def _in_quotes(before: str) -> bool:
     return before.count("'") % 2 == 1
+
+
+_LEAVE, _HELP = "\\q", "\\?"
+
+# An unclosed comment or string extends to the end.
+_TOKEN = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*(?:'|\Z)|\"(?:[^\"]|\"\")*(?:\"|\Z)|;", re.DOTALL)
+
+
+def statements(text: str) -> tuple[list[str], str]:
+    """Returns the complete statements in ``text`` without their semicolons, and the rest behind the last one."""
+    found: list[str] = []
+    start = 0
+    for match in _TOKEN.finditer(text):
+        if match.group() == ";":
+            found.append(text[start : match.start()].strip())
+            start = match.end()
+    return [statement for statement in found if statement], text[start:]
+
+
+def command_in(text: str) -> tuple[str, str] | None:
+    """Returns the text before the last line and that line, if it is a command; ``exit`` and ``quit`` are ``\\q``,
+    ``help`` is ``\\?``."""
+    before, _, line = text.rstrip().rpartition("\n")
+    line = line.strip()
+    word = line.rstrip("; ").lower()
+    if word in ("exit", "quit"):
+        return before, _LEAVE
+    if word in ("help", "?") and not before.strip():
+        return before, _HELP
+    return (before, line) if line.startswith("\\") else None
+
+
+def is_whole(text: str) -> bool:
+    """Whether Enter ends the input: it is empty, its last line is a command, or its SQL ends with a semicolon."""
+    if not text.strip() or command_in(text) is not None:
+        return True
+    whole, rest = statements(text)
+    return bool(whole) and not _without_comments(rest)
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"--[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL).strip()

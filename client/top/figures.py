@@ -20,7 +20,7 @@ _LETTERS = "_.-=+*%#"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Text without control characters, and the name of its style in ``client/top/styles.py``."""
+    """Text without control characters, and the name of its style in ``client/top/screen.py``."""
 
     text: str
     style: str = ""

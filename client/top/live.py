@@ -9,10 +9,10 @@ from probing.api.errors import ProbingError
 from probing.client.collectives.ranks import process_of
 from probing.client.collectives.silence import SilenceWatch
 from probing.client.render.rows import Row
-from probing.client.top.answers import Fetched
 from probing.client.top.fetch import Fetcher, Functions
+from probing.client.top.health import Fetched
 from probing.client.top.model import Model, View, key_of
-from probing.client.top.rank_facts import RankFacts, ask_rank
+from probing.client.top.rank_page import RankFacts, ask_rank
 from probing.client.top.repeat import Repeater
 from probing.client.top.state import State
 

@@ -11,10 +11,8 @@ from probing.client.collectives.silence import Process
 from probing.client.collectives.top_text import Frame
 from probing.client.diagnosis.findings import Verdicts, open_by_run
 from probing.client.render.rows import Row
-from probing.client.top.answers import Absent, Fetched, NodeRows, merged
-from probing.client.top.devices import CPU_FIELDS, HISTORIES, Devices, cpu_of
-from probing.client.top.history import Series
-from probing.client.top.progress import Progress
+from probing.client.top.health import Absent, Fetched, NodeRows, merged
+from probing.client.top.history import CPU_FIELDS, HISTORIES, Devices, Progress, Series, cpu_of
 from probing.client.top.trouble import Job, jobs_of
 
 __all__ = ("AWAY_S", "Model", "RankKey", "View", "key_of")

@@ -1,4 +1,5 @@
-"""The screen of ``top`` on a terminal: textual reads keys and paints lines, the rest is done elsewhere.
+"""The screen of ``top`` on a terminal: textual reads keys and paints lines, in the sixteen colours of the terminal;
+what they show is made elsewhere.
 
 Textual's own markup is never used: a line is a list of segments whose text was escaped.
 """
@@ -11,9 +12,11 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.app import App
 from textual.binding import Binding
 from textual.drivers.linux_driver import LinuxDriver
@@ -22,24 +25,106 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from probing.client.interrupt import end_soon
-from probing.client.top.figures import Line
-from probing.client.top.help_page import help_page
+from probing.client.top.figures import Line, Span, fitted
 from probing.client.top.page import body_lines, main_page
+from probing.client.top.pane import filled
 from probing.client.top.rank_page import rank_page
-from probing.client.top.styles import style_of
+from probing.client.top.state import SORTS
 
 if TYPE_CHECKING:
     from textual import events
 
     from probing.client.top.live import Live
 
-__all__ = ("Canvas", "Changed", "TopApp", "run_screen")
+__all__ = (
+    "help_page",
+    "run_screen",
+    "style_of",
+)
+
+_TEXT = f"""
+KEYS
+  q, Ctrl-C          leave
+  j k, arrows        next and previous rank; g G: first, last; PgUp PgDn
+  Enter              the rank's stack, last collectives, variables; Esc: back
+  s S                next and previous order: {", ".join(name for name, *_ in SORTS[:4])},
+                     {", ".join(name for name, *_ in SORTS[4:])}
+  r                  the other way round
+  / f                filter: words that must be in job, node, rankN, pid, state,
+                     operation, Python
+  Esc                no filter
+  e                  hide the jobs that have ended; again: show them
+  p, Space           stand still; again: go on
+  ? h                this page
+
+JOBS, those that live first, of them the one in trouble
+  STUCK FAILED       the daemon has found an error, or the first rank has failed
+  SLOW WARNING       the daemon has found a warning; DIAGNOSIS is its sentence
+  WAITS              a rank is in one operation for much longer than usual
+  AWAY PAUSED        a node does not answer; its probes are paused
+  FAILED ENDED       below those that live: ended in the last 10 min
+
+RANKS
+  !                  blamed by a finding         .  waits for such a rank
+  ?                  its node does not answer    x  has ended
+  IN FLIGHT, AGE     the oldest operation that is not finished, and since when
+  LAG                how much later than the rank in the middle it calls
+  CPU                100% is one CPU; run queue: it could run and had none
+  UTIL GMEM POWER    of all GPUs of the rank: mean, sum, sum; TEMP: the hottest
+  Bars show the last seconds. What a node does not record is left blank.
+"""
+
+
+def help_page(scroll: int, width: int, height: int) -> tuple[tuple[Line, ...], int]:
+    """Returns the lines of the page, and the first one that can be shown at ``scroll``."""
+    text = _TEXT.strip("\n").split("\n")
+    room = max(1, height - 2)
+    first = max(0, min(scroll, len(text) - room))
+    body: list[Line] = [
+        (Span(fitted(line, width), "head" if line[:1].isupper() else ""),) for line in text[first : first + room]
+    ]
+    title: Line = (Span(fitted(" help of probingctl top", width), "title"),)
+    keys: Line = (Span(fitted("Esc back  j/k scroll  q quit", width), "keys"),)
+    return filled([title, *body, *([()] * (room - len(body))), keys], width, height), first
+
+
+_STYLES = {
+    "": "",
+    "dim": "dim",
+    "bold": "bold",
+    "title": "reverse",
+    "head": "bold underline",
+    "keys": "dim",
+    "prompt": "bold yellow",
+    "job": "bold",
+    "cursor": "reverse",
+    "alarm": "bold white on red",
+    "caution": "bold black on yellow",
+    "fine": "bold black on green",
+    "alarm text": "bold red",
+    "caution text": "bold yellow",
+    "bad": "bold red",
+    "warn": "yellow",
+    "cpu": "cyan",
+    "gpu": "green",
+    "mem": "blue",
+    "power": "magenta",
+    "temp": "yellow",
+    "step": "green",
+}
+
+
+@lru_cache(maxsize=128)
+def style_of(name: str, *, selected: bool = False) -> Style:
+    """Returns the style of a span; the selected line is reversed, without colours."""
+    return Style(reverse=True) if selected else Style.parse(_STYLES[name])
+
 
 # How often the clock and ages are redrawn while nothing comes, s.
 _REDRAW_S = 1.0
 
 
-class Changed(Message):
+class _Changed(Message):
     """There is something new to draw."""
 
 
@@ -59,7 +144,7 @@ class _Driver(LinuxDriver):
         return super()._get_terminal_size()
 
 
-class Canvas(Widget):
+class _Canvas(Widget):
     """Lines that fill the screen."""
 
     DEFAULT_CSS = "Canvas { width: 100%; height: 100%; }"
@@ -80,7 +165,7 @@ class Canvas(Widget):
         return Strip(segments).adjust_cell_length(self.size.width, style_of("", selected=selected))
 
 
-class TopApp(App[int]):
+class _TopApp(App[int]):
     """Shows what ``live`` knows, and gives it the keys."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -89,7 +174,7 @@ class TopApp(App[int]):
     def __init__(self, live: Live) -> None:
         super().__init__(driver_class=_Driver, ansi_color=True)
         self._live = live
-        self._canvas = Canvas()
+        self._canvas = _Canvas()
         self.problem: Exception | None = None
         self._leaving = False
         self._runs_in: asyncio.AbstractEventLoop | None = None
@@ -136,7 +221,7 @@ class TopApp(App[int]):
     def _wake(self) -> None:
         # Called by the threads that fetch; the message waits in a queue.
         if self.is_running:
-            self.post_message(Changed())
+            self.post_message(_Changed())
 
     def _draw(self) -> None:
         width, height = self.size
@@ -165,7 +250,7 @@ class TopApp(App[int]):
 
 def run_screen(live: Live) -> None:
     """Shows the screen until q, Ctrl-C, SIGINT or SIGTERM; then the process has a moment to end by itself."""
-    app = TopApp(live)
+    app = _TopApp(live)
 
     before = {
         number: signal.signal(number, lambda _number, _frame: app.leave_soon())

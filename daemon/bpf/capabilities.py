@@ -1,4 +1,12 @@
-"""Probes what the kernel and our rights allow, by trying each feature, and names the cost of each lack."""
+"""Probes what the kernel and our rights allow, by trying each feature, and names the cost of each lack.
+
+Tries whether a program may call global functions while it disables preemption: ``load_guarded(disable, enable)``.
+
+Kernels before the Linux commit "bpf: Summarize sleepable global subprogs" (in v6.15) refuse such a call, as 6.12 does,
+which has the functions that disable preemption. Whether a function is global is in its BTF, so this loads some.
+
+The kernel's lockdown: in its mode confidentiality even root may load no program that reads the kernel's memory.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +18,72 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from probing.api.errors import AttachError, PrivilegeError
 from probing.daemon.bpf import syscalls
 from probing.daemon.bpf.cpu_clock import open_cpu_clock
 from probing.daemon.bpf.libbpf import kernel_types
 from probing.daemon.bpf.perf_events import online_cpus
-from probing.daemon.bpf.preemption import load_guarded
 
-__all__ = ("Capability", "Features", "capabilities", "detect")
+__all__ = (
+    "CONFIDENTIALITY",
+    "LOCKDOWN",
+    "REMEDY",
+    "Capability",
+    "Features",
+    "capabilities",
+    "detect",
+    "explained",
+    "load_guarded",
+    "lockdown_mode",
+)
+
+_KPROBE = 2
+_KIND_INT, _KIND_FUNC, _KIND_FUNC_PROTO = 1, 12, 13
+_GLOBAL, _SIGNED, _BITS = 1, 1 << 24, 32
+_MAGIC, _HEADER_BYTES = 0xEB9F, 24
+_NAMES = b"\0int\0program\0function\0"
+_PROGRAM, _FUNCTION = 3, 4
+_FUNCTION_AT = 5
+_RETURN_0 = struct.pack("<BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+
+
+def load_guarded(disable: int, enable: int) -> int:
+    """Returns the descriptor of such a program; takes the BTF ids of the kernel's functions. Raises OSError."""
+    btf = syscalls.load_btf(_types())
+    try:
+        return syscalls.load_program(_KPROBE, _code(disable, enable), btf=btf, functions=_FUNCTIONS)
+    finally:
+        os.close(btf)
+
+
+# struct bpf_func_info: where each function begins, and its type.
+_FUNCTIONS = struct.pack("<IIII", 0, _PROGRAM, _FUNCTION_AT, _FUNCTION)
+
+
+def _types() -> bytes:
+    """Returns the BTF of two global functions ``int (void)`` (include/uapi/linux/btf.h)."""
+    types = (
+        struct.pack("<IIII", _NAMES.index(b"int"), _KIND_INT << 24, 4, _SIGNED | _BITS),
+        struct.pack("<III", 0, _KIND_FUNC_PROTO << 24, 1),
+        struct.pack("<III", _NAMES.index(b"program"), _KIND_FUNC << 24 | _GLOBAL, 2),
+        struct.pack("<III", _NAMES.index(b"function"), _KIND_FUNC << 24 | _GLOBAL, 2),
+    )
+    body = b"".join(types)
+    return struct.pack("<HBBIIIII", _MAGIC, 1, 0, _HEADER_BYTES, 0, len(body), len(body), len(_NAMES)) + body + _NAMES
+
+
+def _code(disable: int, enable: int) -> bytes:
+    def call(source: int, target: int) -> bytes:
+        return struct.pack("<BBhi", 0x85, source << 4, 0, target)
+
+    own, of_kernel = 1, 2
+    return call(of_kernel, disable) + call(own, _FUNCTION_AT - 2) + call(of_kernel, enable) + _RETURN_0 + _RETURN_0
+
 
 _MAP_RINGBUF = 27
 _PROG_KPROBE, _PROG_RAW_TRACEPOINT, _PROG_TRACING = 2, 17, 26
 _TRACE_RAW_TP = 23
 _HELPER_ATTACH_COOKIE = 174
-_RETURN_0 = struct.pack("<BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
 _READ_COOKIE = struct.pack("<BBhi", 0x85, 0, 0, _HELPER_ATTACH_COOKIE) + _RETURN_0
 _PREEMPT = ("bpf_preempt_disable", "bpf_preempt_enable")
 _EXEC_TYPE = "btf_trace_sched_process_exec"
@@ -204,3 +265,26 @@ def capabilities() -> list[Capability]:
         Capability(name, error == 0, *_LACKS[name], os.strerror(error) if error else "", error == errno.EPERM)
         for name, error in _try_all().items()
     ]
+
+
+CONFIDENTIALITY = "confidentiality"
+REMEDY = "boot with lockdown=integrity, or without Secure Boot"
+LOCKDOWN = Path("/sys/kernel/security/lockdown")
+_MAX_REASON = 200
+
+
+def lockdown_mode() -> str:
+    """Returns none, integrity or confidentiality; empty where the kernel has no lockdown."""
+    try:
+        # All modes, with the one that holds in brackets.
+        return LOCKDOWN.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return ""
+
+
+def explained(error: AttachError | PrivilegeError) -> AttachError | PrivilegeError:
+    """Returns the error that programs cannot be loaded, with the lockdown as its reason where that holds."""
+    if lockdown_mode() != CONFIDENTIALITY:
+        return error
+    message = f"the kernel is locked down (confidentiality) and refuses our programs: {error.message[:_MAX_REASON]}"
+    return PrivilegeError(message, hint=REMEDY)

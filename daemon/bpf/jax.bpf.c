@@ -21,7 +21,7 @@
 #define FNV_PRIME 0x100000001b3ULL
 #define FNV_BASIS 0xcbf29ce484222325ULL
 
-/* The operation that the attach cookie names, as in placement.py. */
+/* The operation that the attach cookie names, as in symbols.py. */
 #define OPERATION(probe) ((__u8)((probe)->cookie >> 48))
 
 /* GlooCommunicator: after the vtable a shared_ptr to the context, then rank and number of ranks */

@@ -291,7 +291,7 @@ static __always_inline void sample_unresolved(struct python_sample *sample)
 	sample->hash = mixed(SAMPLE_UNRESOLVED, sample->tid);
 }
 
-/* Counts a record that was left out because its process used up its share, as a refused hit of `slot` (refusals.py). */
+/* Counts a record that was left out because its process used up its share, as a refused hit of `slot` (losses.py). */
 static __noinline int left_out(__u32 slot, __u32 tgid, __u64 now)
 {
 	struct process_budget first = {.refused = 1, .refused_ns = now}, *own;

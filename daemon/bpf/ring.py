@@ -15,10 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probing.api.errors import FormatError
+from probing.api.errors import ConfigError, FormatError
 from probing.daemon.bpf import syscalls
 
-__all__ = ("Drained", "Ring", "RingMemory")
+__all__ = (
+    "Drained",
+    "Ring",
+    "RingMemory",
+    "checked_ring_size",
+)
 
 BUSY = 1 << 31
 DISCARD = 1 << 30
@@ -181,3 +186,11 @@ class Ring:
     def _check(self, position: int) -> None:
         if not self.position <= position <= int(self._memory.producer[0]):
             raise FormatError(f"ring {self.name}: position {position} is not between what was read and written")
+
+
+def checked_ring_size(key: str, size: int) -> int:
+    """Returns ``size``, bytes. Raises ConfigError where the kernel takes no ring of it; ``key`` is the setting."""
+    if size & (size - 1) or size < mmap.PAGESIZE:
+        hint = f"a power of two, for example {max(1 << size.bit_length(), 1 << 16)}"
+        raise ConfigError(f"{key} is {size}", hint=hint)
+    return size

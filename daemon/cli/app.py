@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from probing.api.errors import UsageError
-from probing.daemon.cli import check, cleanup, import_rows, restart, stop, verify, version
+from probing.daemon.cli import check, commands, import_rows
 from probing.daemon.cli.options import FORMAT_NAMES
 from probing.daemon.cli.run import run
 from probing.daemon.config import DEFAULT_FILE, options
@@ -26,13 +26,13 @@ def _run(context: typer.Context) -> int:
 
 _COMMANDS: dict[str, Callable[..., int]] = {
     "run": _run,
-    "stop": stop.command,
-    "restart": restart.command,
+    "stop": commands.stop,
+    "restart": commands.restart,
     "check": check.command,
-    "cleanup": cleanup.command,
+    "cleanup": commands.cleanup,
     "import": import_rows.command,
-    "verify": verify.command,
-    "version": version.command,
+    "verify": commands.verify,
+    "version": commands.show_version,
 }
 # The keys of the configuration that a command reads. `check` looks at all, so that it is for `run` to list them.
 _READS: dict[str, tuple[str, ...]] = {
@@ -103,7 +103,7 @@ def program() -> Any:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        version.show()
+        commands.show()
         raise typer.Exit
 
 

@@ -15,15 +15,14 @@ import typer
 from probing.api.errors import ConfigError, PrivilegeError, ProbingError
 from probing.api.text import size
 from probing.daemon.bpf import pins
+from probing.daemon.bpf.capabilities import CONFIDENTIALITY, REMEDY, lockdown_mode
 from probing.daemon.bpf.library import library
-from probing.daemon.bpf.lockdown import CONFIDENTIALITY, REMEDY, lockdown_mode
 from probing.daemon.cli.options import Format, FormatOption, config_of, write_json
 from probing.daemon.config import Config
 from probing.daemon.confined.sandbox import landlock_abi
 from probing.daemon.confined.seccomp import calls_can_be_refused
-from probing.daemon.supervisor.accounts import missing_users
-from probing.daemon.supervisor.lock import owner_of
-from probing.daemon.supervisor.requirements import OLDEST_KERNEL, kernel_release
+from probing.daemon.supervisor.control import owner_of
+from probing.daemon.supervisor.requirements import OLDEST_KERNEL, kernel_release, missing_users
 from probing.daemon.supervisor.rights import (
     CAPABILITIES,
     changes_users,
@@ -92,7 +91,7 @@ def check_config(config: Config) -> None:
     """Raises the ConfigError with which the collector or the service would end: limits, users, ports, their files."""
     # Imported late: they import what the processes need.
     from probing.daemon.collector.settings import check_settings
-    from probing.daemon.service.doors import Doors
+    from probing.daemon.service.auth import Doors
 
     check_settings(config)
     Doors.of(config)

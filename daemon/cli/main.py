@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from probing.api.errors import PrivilegeError
-from probing.daemon.supervisor.fatal import guard
+from probing.daemon.supervisor.health import guard
 
 __all__ = ("main",)
 

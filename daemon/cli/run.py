@@ -12,10 +12,9 @@ __all__ = ("run",)
 
 def run(args: Sequence[str]) -> int:
     """Runs the daemon with the configuration of ``args`` until a signal ends it."""
-    from probing.daemon.supervisor.accounts import make_missing_users
     from probing.daemon.supervisor.journal import log_to_stderr
     from probing.daemon.supervisor.loop import Supervisor
-    from probing.daemon.supervisor.requirements import needs_sys_admin
+    from probing.daemon.supervisor.requirements import make_missing_users, needs_sys_admin
     from probing.daemon.supervisor.rights import changes_users, rights_table
 
     def read() -> Config:

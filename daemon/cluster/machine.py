@@ -2,20 +2,71 @@
 
 Each node watches the three that follow it in a ring of hashed names, and pings one more at random. News travels with
 the pings; whether the random one knows the same is checked by digests, and the difference is repaired.
+
+The comparison of two tables: by digests of buckets, then by marks of updates, then the updates that differ.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from probing.daemon.cluster.keys import NodeKey, answers, is_signed, new_nonce
-from probing.daemon.cluster.messages import MAX_UPDATES, Call, Message, Purpose
-from probing.daemon.cluster.record import Claim, Proof, Record, Update, key_of
-from probing.daemon.cluster.repair import asked_for, difference, fitting, listed
+from probing.daemon.cluster.messages import MAX_MARKS, MAX_UPDATES, Call, Message, Purpose
+from probing.daemon.cluster.record import BUCKETS, Claim, Proof, Record, Update, key_of
+from probing.daemon.cluster.table import Table
 from probing.daemon.cluster.view import Times, View
 
 __all__ = ("Machine",)
+
+REPAIR_BYTES = 8_000
+
+
+def _listed(table: Table, digests: Sequence[int], rng: random.Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns some buckets of ``table`` whose digests differ from ``digests``, and the marks in them."""
+    if len(digests) != BUCKETS:
+        return (), ()
+    different = [b for b, (own, other) in enumerate(zip(table.digests, digests, strict=True)) if own != other]
+    rng.shuffle(different)
+    chosen: list[int] = []
+    marks: list[int] = []
+    for bucket in different:
+        found = table.marks(bucket)
+        if chosen and len(marks) + len(found) > MAX_MARKS:
+            break
+        chosen.append(bucket)
+        marks += found[:MAX_MARKS]
+    return tuple(chosen), tuple(marks)
+
+
+def _difference(table: Table, message: Message) -> tuple[tuple[Update, ...], tuple[int, ...]]:
+    """Returns the updates that the sender of ``message`` lacks, and the marks of those that ``table`` lacks."""
+    theirs = set(message.marks)
+    own = {mark: update for bucket in _valid(message.buckets) for mark, update in table.named(bucket)}
+    lacking = _fitting([update for mark, update in own.items() if mark not in theirs])
+    return lacking, tuple(theirs - own.keys())[:MAX_MARKS]
+
+
+def _asked_for(table: Table, message: Message) -> tuple[Update, ...]:
+    """Returns the updates that ``message`` wants."""
+    wanted = set(message.wanted)
+    return _fitting([u for bucket in _valid(message.buckets) for mark, u in table.named(bucket) if mark in wanted])
+
+
+def _valid(buckets: Iterable[int]) -> set[int]:
+    return {bucket for bucket in buckets if 0 <= bucket < BUCKETS}
+
+
+def _fitting(updates: Sequence[Update], room: int = REPAIR_BYTES) -> tuple[Update, ...]:
+    """Returns the first of ``updates`` that fit into ``room`` bytes."""
+    found = []
+    for update in updates[:MAX_UPDATES]:
+        room -= update.size
+        if room < 0:
+            break
+        found.append(update)
+    return tuple(found)
+
 
 WATCHED = 3
 RELAYS = 2
@@ -109,8 +160,8 @@ class Machine:
         if self._answered_bytes > ANSWER_BYTES:
             return self._message(self._referrals(), reached=reached)
         if message.wanted:
-            return self._message(asked_for(self.view.table, message), reached=reached)
-        buckets, marks = listed(self.view.table, message.digests, self._rng)
+            return self._message(_asked_for(self.view.table, message), reached=reached)
+        buckets, marks = _listed(self.view.table, message.digests, self._rng)
         relayed = self.view.table.entries.get(message.relay)
         first = [relayed.update] if relayed and reached else []
         namesake = self.view.table.entries.get(message.sender.name)
@@ -227,7 +278,7 @@ class Machine:
             if len(message.updates) < BEHIND or call.turn >= TURNS:
                 return []
             return [self._probe(call.name, call.address, now)._replace(turn=call.turn + 1)]
-        lacking, wanted = difference(self.view.table, message)
+        lacking, wanted = _difference(self.view.table, message)
         if not lacking and not wanted:
             return []
         asks = self._message(lacking, buckets=message.buckets, wanted=wanted)
@@ -253,7 +304,7 @@ class Machine:
     def _referrals(self) -> tuple[Update, ...]:
         names = {self.view.table.pick(self._rng) for _ in range(REFERRALS)}
         updates = [self.view.table.entries[name].update for name in names if name is not None]
-        return fitting(updates, NEWS_BYTES)
+        return _fitting(updates, NEWS_BYTES)
 
     def _news(self) -> tuple[Update, ...]:
         return self.view.rumors.take(NEWS_BYTES, MAX_UPDATES, self.view.table.live)

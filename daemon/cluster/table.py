@@ -1,4 +1,9 @@
-"""The table of known nodes: which of two claims holds, digests of buckets, the ring, and bounds."""
+"""The table of known nodes: which of two claims holds, digests of buckets, the ring, and bounds; and what is to be done
+about them.
+
+News is passed on a bounded number of times, what was passed on least first. An address that may be the new one of a
+known node is asked before it is believed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from dataclasses import dataclass
 
 from probing.daemon.cluster.record import BUCKETS, Claim, Proof, Update, bucket_of, key_of
 
-__all__ = ("MAX_MEMBERS", "Entry", "Table")
+__all__ = ("MAX_MEMBERS", "Candidates", "Entry", "Rumors", "Table")
 
 MAX_MEMBERS = 16_384
 
@@ -154,3 +159,103 @@ class Table:
             del self._ring[bisect_left(self._ring, item)]
         else:
             insort(self._ring, item)
+
+
+# When much is new, nodes pass it on so often, and the comparison of digests spreads the rest: it sends what the other
+# node lacks, where news may come twice, each time with a signature that cannot be compressed.
+BUSY = 6
+SENDS_BUSY = 2
+
+
+class Rumors:
+    """The news by name of the node. A newer update of a node replaces the older one."""
+
+    def __init__(self) -> None:
+        # By the number of times that they were sent; a dict keeps the order of arrival.
+        self._by_sends: list[dict[str, Update]] = [{}]
+        self._sends: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sends)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is so much news that a record more is left to the comparison."""
+        return len(self._sends) >= BUSY
+
+    def add(self, update: Update) -> None:
+        self.drop(update.record.name)
+        self._sends[update.record.name] = 0
+        self._by_sends[0][update.record.name] = update
+
+    def drop(self, name: str) -> None:
+        sends = self._sends.pop(name, None)
+        if sends is not None:
+            del self._by_sends[sends][name]
+
+    def take(self, room: int, most: int, nodes: int) -> tuple[Update, ...]:
+        """Returns news of at most ``room`` bytes and ``most`` updates, and counts them as passed on."""
+        limit = SENDS_BUSY if len(self._sends) > BUSY else 2 * max(nodes, 2).bit_length()
+        taken: list[Update] = []
+        for update in self._in_order():
+            if len(taken) >= most or update.size > room:
+                break
+            room -= update.size
+            taken.append(update)
+        for update in taken:
+            self._count(update, limit)
+        return tuple(taken)
+
+    def _in_order(self) -> Iterator[Update]:
+        for level in self._by_sends:
+            yield from level.values()
+
+    def _count(self, update: Update, limit: int) -> None:
+        name = update.record.name
+        sends = self._sends[name]
+        self.drop(name)
+        if sends + 1 >= limit:
+            return
+        while len(self._by_sends) <= sends + 1:
+            self._by_sends.append({})
+        self._sends[name] = sends + 1
+        self._by_sends[sends + 1][name] = update
+
+
+MAX_CANDIDATES = 64
+# Asked so often, and again so long after the last time, s.
+TRIES = 3
+AGAIN_S = 30.0
+
+
+class Candidates:
+    """By name of the node and address: since when, and how often it is still asked."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str], float] = {}
+        self._left: dict[tuple[str, str], int] = {}
+
+    def add(self, name: str, address: str, now: float) -> None:
+        """Notes ``address``, unless it is known or there are too many."""
+        key = name, address
+        if key in self._since and now - self._since[key] < AGAIN_S:
+            return
+        if len(self._since) >= MAX_CANDIDATES:
+            oldest = min(self._since, key=self._since.__getitem__)
+            if self._left.get(oldest) or now - self._since[oldest] < AGAIN_S:
+                return
+            del self._since[oldest]
+        self._since[key], self._left[key] = now, TRIES
+
+    def since(self, name: str, address: str) -> float:
+        """Returns when it was noted; now and for ever for one that was not."""
+        return self._since.get((name, address), float("inf"))
+
+    def due(self) -> list[tuple[str, str]]:
+        """Returns (name, address) of those to be asked, and counts that."""
+        asked = [key for key, left in self._left.items() if left]
+        for key in asked:
+            self._left[key] -= 1
+        for key in [key for key, left in self._left.items() if not left]:
+            del self._left[key]
+        return asked

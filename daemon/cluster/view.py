@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from probing.daemon.cluster.candidates import Candidates
 from probing.daemon.cluster.keys import NodeKey, is_signed
 from probing.daemon.cluster.record import MAX_INCARNATION, Claim, Proof, Record, Update
-from probing.daemon.cluster.rumors import Rumors
-from probing.daemon.cluster.table import Entry, Table
+from probing.daemon.cluster.table import Candidates, Entry, Rumors, Table
 
 __all__ = ("Times", "View")
 

@@ -14,39 +14,31 @@ from pathlib import Path
 import pyarrow as pa
 
 from probing.api.errors import AttachError, InternalError, PrivilegeError, ProbingError
-from probing.daemon.bpf.lockdown import explained
+from probing.daemon.bpf.capabilities import explained
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
-from probing.daemon.collector.control import ControlServer
-from probing.daemon.collector.cost import CostMeter
+from probing.daemon.collector.control import ControlServer, Requests
+from probing.daemon.collector.daemon_rows import CostMeter, FindingRows, Status, store_batch, summary_of, version_batch
 from probing.daemon.collector.drain import LOOK_S, DrainLoop
-from probing.daemon.collector.finding_rows import FindingRows
 from probing.daemon.collector.libraries.probes import LibraryProbes
 from probing.daemon.collector.libraries.watch import LibraryWatch
-from probing.daemon.collector.lifecycle import Lifecycle
+from probing.daemon.collector.lifecycle import IdentityWait, Lifecycle
 from probing.daemon.collector.live_settings import Changes
 from probing.daemon.collector.losses import LossMeter
 from probing.daemon.collector.pausing import Pausing
 from probing.daemon.collector.recordings import Record, open_recorder
-from probing.daemon.collector.requests import Requests
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.settings import limits_of, own_users, user_number
-from probing.daemon.collector.source_set import SourceSet, objects_of, ring_sizes_of
-from probing.daemon.collector.sources import SOURCES
-from probing.daemon.collector.status import Status, summary_of
-from probing.daemon.collector.store_rows import store_batch
+from probing.daemon.collector.source_set import SOURCES, SourceSet, objects_of, ring_sizes_of
 from probing.daemon.collector.ticker import Ticker
-from probing.daemon.collector.unidentified import IdentityWait
 from probing.daemon.collector.upgrade import take_over_layouts
-from probing.daemon.collector.versions import version_batch
 from probing.daemon.config import Config
 from probing.daemon.context import Context, SourceType
 from probing.daemon.nccl_uprobes.operations.source import FIRST_OBJECT, CollectivesSource
 from probing.daemon.processes.conditions.answers import ConditionAnswers
 from probing.daemon.processes.discovery import RESTORED, Discovery
-from probing.daemon.processes.liveness import is_alive
-from probing.daemon.processes.own import OwnProcesses
+from probing.daemon.processes.liveness import OwnProcesses, is_alive
 from probing.daemon.processes.parsers import ParserPools
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.source import StacksOnDemand

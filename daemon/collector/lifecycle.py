@@ -1,32 +1,82 @@
-"""The source of processes: hands events of the kernel to discovery, and new mappings to the watch of libraries."""
+"""The source of processes: hands events of the kernel to discovery, and new mappings to the watch of libraries.
+
+A process that comes often passes more and more rarely. Records of a process that is not identified yet wait in their
+ring for a short time.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.clock import ClockPair
-from probing.daemon.collector.libraries.watch import LibraryWatch
-from probing.daemon.collector.libraries.young import YoungProcesses
+from probing.daemon.collector.libraries.watch import LibraryWatch, YoungProcesses
 from probing.daemon.collector.live_settings import Changes
-from probing.daemon.collector.pace import Pace
 from probing.daemon.processes.quarantine import Quarantine
 from probing.daemon.source import Identity, RingConsumer, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
-__all__ = ("Events", "Lifecycle")
+__all__ = (
+    "HOLD_S",
+    "IdentityWait",
+    "Lifecycle",
+    "Pace",
+)
+
+FIRST_S, LAST_S = 0.2, 10.0
+# A process that has not come for so long is forgotten.
+QUIET_S = 30.0
+
+
+@dataclass(slots=True)
+class _Known:
+    """Times on time.monotonic(): ``due`` is when it may pass again."""
+
+    seen: float
+    due: float
+    span: float
+    waits: bool
+
+
+class Pace:
+    """For one thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+
+    def passing(self, pids: Iterable[int]) -> list[int]:
+        """Returns the ``pids`` that pass now, and earlier ones whose pause is over. To be called often."""
+        now = time.monotonic()
+        for pid in pids:
+            known = self._known.get(pid)
+            if known is None:
+                self._known[pid] = _Known(now, now, FIRST_S, waits=True)
+            else:
+                known.seen, known.waits = now, True
+        found = [pid for pid, known in self._known.items() if known.waits and known.due <= now]
+        for pid in found:
+            known = self._known[pid]
+            known.waits, known.due, known.span = False, now + known.span, min(2 * known.span, LAST_S)
+        quiet = [pid for pid, known in self._known.items() if now - known.seen > QUIET_S]
+        for pid in quiet:
+            del self._known[pid]
+        return found
+
 
 FORK, EXEC, EXIT, OOM = 1, 2, 3, 4
 # Between two scans of all processes where the kernel does not report new mappings: old processes load libraries too.
 SCAN_S = 30.0
 
 
-class Events(Protocol):
+class _Events(Protocol):
     """``processes.discovery.Discovery``: none of these blocks. Times are CLOCK_MONOTONIC ns."""
 
     def on_fork(self, tgid: int, start_ns: int, ktime: int, ppid: int) -> None: ...
@@ -56,7 +106,7 @@ class Lifecycle(Source):
 
     def __init__(
         self,
-        events: Events,
+        events: _Events,
         mappings: MmapWatch | None,
         libraries: LibraryWatch,
         settings: Changes,
@@ -128,3 +178,51 @@ class Lifecycle(Source):
             self._scanned = now
             self._libraries.scan()
         return set(self._young.due())
+
+
+# How long rows wait for the identity of their process, s: reading it takes some 50 ms. They would wait a second in the
+# ring anyway, so no rows come later for it; a query waits so long at most.
+HOLD_S = 0.5
+# An entry takes some 200 bytes. The oldest is evicted first; a process is waited for once.
+MAX_SEEN = 65536
+_MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+
+class _Expected(Protocol):
+    """``processes.discovery.Discovery``: neither of these blocks."""
+
+    def expected(self, pid: int, start_ns: int) -> bool:
+        """Returns whether the process is not identified yet, and may be soon."""
+
+    def on_mapping(self, pid: int) -> None:
+        """Schedule the process as the next one to read."""
+
+
+class IdentityWait:
+    """For the thread that drains. One for all rings: a process is waited for once."""
+
+    def __init__(self, processes: _Expected, now: Callable[[], float] = time.monotonic) -> None:
+        self._processes = processes
+        self._now = now
+        self._since: OrderedDict[tuple[int, int], float] = OrderedDict()
+
+    def takes(self, records: npt.NDArray[Any]) -> int:
+        """Returns how many of the first records can become rows now: those before the first of an awaited process.
+
+        ``records`` have ``tgid`` and ``start_ns``. The wait for all processes among them begins at once.
+        """
+        mixed = records["start_ns"] * _MIX + records["tgid"]
+        firsts = np.unique(mixed, return_index=True)[1].tolist()
+        keys = [(int(records["tgid"][at]), int(records["start_ns"][at])) for at in firsts]
+        return min((at for at, key in zip(firsts, keys, strict=True) if self._waits(key)), default=len(records))
+
+    def _waits(self, key: tuple[int, int]) -> bool:
+        if not self._processes.expected(*key):
+            return False
+        now = self._now()
+        if key not in self._since:
+            self._since[key] = now
+            if len(self._since) > MAX_SEEN:
+                self._since.popitem(last=False)
+            self._processes.on_mapping(key[0])
+        return now - self._since[key] < HOLD_S

@@ -1,20 +1,126 @@
-"""Reports losses that the kernel counts: full rings, spent budgets, and times in which all probes were paused."""
+"""Reports losses as rows of probing.losses: full rings, spent budgets by process where it is known, and times in which
+all probes were paused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from probing.daemon.clock import Clock
-from probing.daemon.collector.refusals import BudgetedSession, Refusals
+from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.source import Loss, ProbeSlot, Sink
 
-__all__ = ("CountingSession", "LossMeter")
+__all__ = ("LossMeter",)
+
+# How long a probe stays off that all processes together hit too often, ns.
+REST_NS = 10_000_000_000
+# PROBE_BUDGETS of guard.bpf.h
+PROBE_BUDGETS = 8
+# Tables whose probes show how operations end.
+ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
+
+
+class _BudgetedSession(Protocol):
+    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
+
+    def refusals(self, before_ns: int | None = None) -> dict[tuple[int, int], int]: ...
+
+    def reported_refusals(self, slot: int) -> tuple[int, int]: ...
+
+    def set_reported_refusals(self, slot: int, refused: int, ts: int) -> None: ...
+
+    def set_budget(self, slot: int, hits_a_second: int) -> None: ...
+
+
+class _Refusals:
+    """``look`` reports the hits that were refused since the last look, by this collector or the one before.
+
+    ``blinded`` is called with the monotonic time up to which ends of operations may have been missed, and the process
+    (None: all).
+    """
+
+    def __init__(
+        self,
+        session: _BudgetedSession,
+        sink: Sink,
+        slots: Mapping[int, ProbeSlot],
+        budget: int,
+        blinded: Callable[[int, int | None], object],
+        pair: ClockPair,
+    ) -> None:
+        self._session = session
+        self._sink = sink
+        self._slots = dict(slots)
+        self._budget = budget
+        self._blinded = blinded
+        self._reported = {slot: session.reported_refusals(slot) for slot in slots}
+        # Of these, `left` in `_report` is how many were refused since the last report.
+        last = max((ts for _, ts in self._reported.values()), default=0)
+        self._of_processes = session.refusals(before_ns=last - pair.mono_to_utc_ns)
+        for slot in slots:
+            session.set_budget(slot, budget)
+
+    def off(self, counters: Mapping[str, Mapping[str, int]]) -> list[str]:
+        """Returns the names of the probes that are switched off for all processes."""
+        return [p.name for slot, p in self._slots.items() if counters.get(f"probe:{slot}", {}).get("off_ns")]
+
+    def look(self, counters: Mapping[str, Mapping[str, int]], since: int, pair: ClockPair) -> None:
+        """``counters`` are the session's; ``since`` is the UTC time of the last look, ns."""
+        of_processes: dict[tuple[int, int], int] | None = None
+        for slot, probe in self._slots.items():
+            counts = counters.get(f"probe:{slot}")
+            if counts is None:
+                continue
+            if counts["refused"] > self._reported[slot][0]:
+                of_processes = self._session.refusals() if of_processes is None else of_processes
+                self._report(slot, probe, counts, of_processes, since, pair)
+            if counts["off_ns"] and pair.mono_ns - counts["off_ns"] > REST_NS:
+                self._session.set_budget(slot, self._budget)
+        if of_processes is not None:
+            # The kernel evicts processes; they are evicted here, too.
+            self._of_processes = {key: min(self._of_processes.get(key, 0), n) for key, n in of_processes.items()}
+
+    def _report(
+        self,
+        slot: int,
+        probe: ProbeSlot,
+        counts: Mapping[str, int],
+        of_processes: Mapping[tuple[int, int], int],
+        since: int,
+        pair: ClockPair,
+    ) -> None:
+        reported, reported_ts = self._reported[slot]
+        since = min(since, reported_ts or since)
+        left = counts["refused"] - reported
+        limit = f"more than {self._budget} times a second"
+        for (number, pid), refused in of_processes.items():
+            before = self._of_processes.get((number, pid), 0)
+            # A smaller count than before was reset. There may be more by now than when the total was read.
+            more = min(refused - before if refused >= before else refused, left)
+            if number == slot and more > 0:
+                self._lose(probe, probe.why or f"this process hit {probe.name} {limit}", since, pair, more, pid)
+                self._of_processes[number, pid] = (before if refused >= before else 0) + more
+                left -= more
+        if left and counts["off_ns"]:
+            reason = f"{probe.name} was hit more than {PROBE_BUDGETS * self._budget} times a second and switched off"
+            self._lose(probe, reason, since, pair, left, None)
+        elif left:
+            self._lose(
+                probe, f"processes that are not known any more hit {probe.name} {limit}", since, pair, left, None
+            )
+        self._reported[slot] = counts["refused"], pair.real_ns
+        self._session.set_reported_refusals(slot, *self._reported[slot])
+
+    def _lose(self, probe: ProbeSlot, reason: str, since: int, pair: ClockPair, count: int, pid: int | None) -> None:
+        self._sink.lost(Loss(probe.source, probe.table, "kernel", reason, since, pair.real_ns, count, pid))
+        if probe.table in ENDS_SEEN_BY:
+            self._blinded(pair.mono_ns, pid)
+
 
 INTERVAL_NS = 1_000_000_000
 
 
-class CountingSession(BudgetedSession, Protocol):
+class _CountingSession(_BudgetedSession, Protocol):
     @property
     def paused(self) -> bool: ...
 
@@ -24,12 +130,12 @@ class CountingSession(BudgetedSession, Protocol):
 class LossMeter:
     """Reads the counters once a second; ``tick`` is called more often. ``tables``: the table of each ring.
 
-    ``also`` returns losses that others found; ``blinded`` is that of ``Refusals``.
+    ``also`` returns losses that others found; ``blinded`` is that of ``_Refusals``.
     """
 
     def __init__(
         self,
-        session: CountingSession,
+        session: _CountingSession,
         clock: Clock,
         sink: Sink,
         tables: Mapping[str, str],
@@ -47,7 +153,7 @@ class LossMeter:
         self._last = clock.pair()
         self._counters = session.counters()
         self._lost = dict(known_lost)
-        self._refusals = Refusals(session, sink, slots, budget, blinded, self._last)
+        self._refusals = _Refusals(session, sink, slots, budget, blinded, self._last)
         # UTC ns; after a restart amid a pause, the time of the restart.
         self._paused_since = self._last.real_ns if session.paused else None
 

@@ -11,11 +11,10 @@ from probing.daemon.collector.collector import Collector
 from probing.daemon.config import Config
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import COLLECTOR
-from probing.daemon.supervisor.alive import Watch
 from probing.daemon.supervisor.asking import collector_status
+from probing.daemon.supervisor.health import Watch, stop_on_signal
 from probing.daemon.supervisor.journal import log_to_stderr
 from probing.daemon.supervisor.notify import Status
-from probing.daemon.supervisor.stopping import stop_on_signal
 
 __all__ = ("main",)
 

@@ -1,4 +1,7 @@
-"""The sources of one collector, and their rings, libraries, probe slots and tables taken together."""
+"""The sources of one collector, a line each, and their rings, libraries, probe slots and tables taken together.
+
+A source may ask ``Context.find`` for the sources above it in the list.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,35 @@ from probing.daemon.clock import ClockPair
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.config import Config
 from probing.daemon.context import Context, SourceType
+from probing.daemon.gpu.cuda.source import CudaSource
+from probing.daemon.gpu.nvml.source import NvmlSource
+from probing.daemon.host.cpu.source import CpuSource
+from probing.daemon.host.kernel_log.source import KernelLogSource
+from probing.daemon.host.memory import ProcessMemorySource
+from probing.daemon.host.node.source import NodeSource, SpaceSource
+from probing.daemon.logs.source import LogSource
+from probing.daemon.nccl_uprobes.flight_recorder.watch import FlightRecorderWatch
+from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
+from probing.daemon.nccl_uprobes.progress import JobProgress
+from probing.daemon.nccl_uprobes.ras.witness import RasWitness
+from probing.daemon.nccl_uprobes.steps.source import Steps
+from probing.daemon.net.interfaces.source import InterfaceSource
+from probing.daemon.net.rdma.qps import QueuePairs
+from probing.daemon.net.rdma.source import RdmaPorts
+from probing.daemon.net.tcp.source import TcpSource
+from probing.daemon.python_stack.sampling.source import PythonSampler
+from probing.daemon.python_stack.source import StacksOnDemand
+from probing.daemon.python_stack.values.watch import VariableWatch
 from probing.daemon.source import Assemble, ProbedLibrary, ProbeSlot, Records, RingConsumer, Source
 from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.user_probes.manager import UserProbes
 
-__all__ = ("SourceSet", "objects_of", "ring_sizes_of")
+__all__ = (
+    "SOURCES",
+    "SourceSet",
+    "objects_of",
+    "ring_sizes_of",
+)
 
 
 def objects_of(kinds: Sequence[SourceType]) -> tuple[list[str], list[str]]:
@@ -113,3 +141,28 @@ class SourceSet:
             return batches
 
         return assembled
+
+
+SOURCES: tuple[SourceType, ...] = (
+    CollectivesSource,
+    JobProgress,
+    CudaSource,
+    NvmlSource,
+    Steps,
+    RasWitness,
+    FlightRecorderWatch,
+    StacksOnDemand,
+    PythonSampler,
+    VariableWatch,
+    LogSource,
+    ProcessMemorySource,
+    CpuSource,
+    NodeSource,
+    SpaceSource,
+    KernelLogSource,
+    TcpSource,
+    InterfaceSource,
+    RdmaPorts,
+    QueuePairs,
+    UserProbes,
+)

@@ -50,9 +50,8 @@ from probing.daemon.net.interfaces.reading import handlers as link_handlers
 from probing.daemon.net.rdma.reading import handlers as rdma_handlers
 from probing.daemon.net.tcp.reading import handlers as socket_handlers
 from probing.daemon.processes.conditions.condition import answer_condition, answer_loads
-from probing.daemon.processes.mapped_file import open_mapped
+from probing.daemon.processes.files import find_files, open_file, open_mapped
 from probing.daemon.processes.memory import ProcessMemory
-from probing.daemon.processes.rooted_file import find_files, open_file
 from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_processes, states
 from probing.daemon.python_stack.native.registers import handlers as native_handlers
 from probing.daemon.python_stack.sampling.codes import answer_codes

@@ -29,7 +29,7 @@ from probing.daemon.confined.serving import inherit, requests
 from probing.daemon.ipc import Channel, ChannelClosed, Message
 
 if TYPE_CHECKING:
-    from probing.daemon.query.instance import Instance
+    from probing.daemon.query.database import Instance
     from probing.daemon.query.job import Database
 
 __all__ = ("main", "serve")
@@ -75,7 +75,7 @@ def _give_up_rights(config: Config) -> None:
 def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Message) -> None:
     """Answers requests, ``first`` among them, until the connection ends or too little memory is left."""
     # Imported late, so that threads which these modules start have the limits above.
-    from probing.daemon.query.instance import Instance
+    from probing.daemon.query.database import Instance
 
     instance = Instance(memory_bytes, THREADS)
     instance.prepare()

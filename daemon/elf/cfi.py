@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget
-from probing.daemon.elf.cfi_expressions import Cursor
-from probing.daemon.elf.cfi_instructions import Cie, Rule, State, execute
+from probing.daemon.elf.cfi_programs import Cie, Cursor, Rule, State, execute
 from probing.daemon.elf.file import PT_GNU_EH_FRAME, Elf
 
 __all__ = ("FrameTable", "Row", "Rule")

@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from probing.daemon.elf.file import Elf
-from probing.daemon.elf.symbol_table import SHT_DYNSYM, SHT_SYMTAB, symbol_table
+from probing.daemon.elf.symbols import SHT_DYNSYM, SHT_SYMTAB, symbol_table
 
 __all__ = ("Functions",)
 

@@ -18,8 +18,7 @@ from probing.daemon.config import LogsConfig
 from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.logs.attachments import FUNCTIONS, Attachments
-from probing.daemon.logs.lines import Line, Lines, Piece, Writer
-from probing.daemon.logs.patterns import Patterns, RateLimit, Tracebacks
+from probing.daemon.logs.lines import Line, Lines, Patterns, Piece, RateLimit, Tracebacks, Writer
 from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.processes.redaction import redacted

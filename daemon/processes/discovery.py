@@ -13,12 +13,10 @@ from probing.daemon.processes.announce import Announcer, Listener
 from probing.daemon.processes.identification import Identification
 from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.live import backends_of, read_states
-from probing.daemon.processes.ranking import ModuleState
+from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.readers import Readers
 from probing.daemon.processes.registry import Registry
-from probing.daemon.processes.restore import RESTORED, stored_processes
-from probing.daemon.processes.rows import env_rows, process_row
-from probing.daemon.processes.spanning import Membership
+from probing.daemon.processes.rows import RESTORED, env_rows, process_row, stored_processes
 from probing.daemon.source import Identity, ProcessKey, Sink
 
 __all__ = ("RESTORED", "Discovery")

@@ -1,4 +1,6 @@
-"""Checks in /proc whether a process lives, and whose it is; none of these reads waits for the process."""
+"""Checks in /proc whether a process lives, whose it is, and whether it is the daemon's own; none of these reads waits
+for the process.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probing.api.errors import ProbingError
-from probing.daemon.processes.procfs import parse_stat, parse_status
+from probing.daemon.processes.procfs import parse_cgroup, parse_stat, parse_status
 
-__all__ = ("ProcessNow", "is_alive", "process_now", "real_user", "running_thread", "thread_exists")
+__all__ = (
+    "OwnProcesses",
+    "ProcessNow",
+    "is_alive",
+    "process_now",
+    "real_user",
+    "running_thread",
+    "thread_exists",
+)
 
 _STATUS_BYTES = 64 << 10
 _MAX_THREADS = 64
@@ -72,3 +82,37 @@ def real_user(pid: int) -> int | None:
             return parse_status(file.read(_STATUS_BYTES))["Uid"][0]
     except (OSError, ProbingError):
         return None
+
+
+_SLICE = b"/probingd.slice/"
+_MAX_BYTES = 64 << 10
+
+
+class OwnProcesses:
+    """Whether a pid is in it. ``users``: the uids of the daemon's processes; none: nothing is its own.
+
+    A uid is not enough: in a container the daemon's users may have the numbers of other users of the host. So its
+    processes are also in the control group of this one, or with it in probingd.slice.
+    """
+
+    def __init__(self, users: frozenset[int]) -> None:
+        self._users = users
+        self._groups = _groups("self")
+
+    def __contains__(self, pid: object) -> bool:
+        if not isinstance(pid, int) or not self._groups or real_user(pid) not in self._users:
+            return False
+        return _groups(str(pid)) == self._groups
+
+
+def _groups(pid: str) -> frozenset[bytes]:
+    try:
+        paths = parse_cgroup(_read_cgroup(pid))
+    except (OSError, ProbingError):
+        return frozenset()
+    return frozenset(_SLICE if _SLICE in path else path for path in paths)
+
+
+def _read_cgroup(pid: str) -> bytes:
+    with Path(f"/proc/{pid}/cgroup").open("rb") as file:
+        return file.read(_MAX_BYTES)

@@ -4,20 +4,113 @@ The order of the evidence, the first that names a rank counts: RANK and WORLD_SI
 (``environment``), or as they were at exec (``exec``); the communicator that spans the job (``communicator``); variables
 of Slurm and MPI (``scheduler``), if they differ for all trainers, as any spawned process inherits them; the process's
 title (``title``) and its arguments (``arguments``); the state of Python modules (``module``).
+
+The ranks of processes without RANK in their environment: those in the communicator that spans the job.
+
+torch calls the group of the whole job ``default_pg``. NCCL's pairs for send and receive have that name as well, so the
+largest one counts. A communicator of another name counts if its ranks are exactly the trainers of a run on one node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from probing.daemon.processes.facts import Facts
-from probing.daemon.processes.identity import Ranks, ranks_of
-from probing.daemon.processes.spanning import Membership, SpanningCommunicators
+from probing.daemon.processes.identity import MAX_WORLD, Ranks, ranks_of
 from probing.daemon.processes.titles import Place, place_in_arguments, place_in_title, rank_in_grid
 from probing.daemon.source import ProcessKey
 
-__all__ = ("SOURCES", "ModuleState", "Ranking")
+__all__ = ("SOURCES", "Membership", "ModuleState", "Ranking", "SpanningCommunicators")
+
+_DEFAULT_GROUP = "default_pg"
+_MAX_OF_A_PROCESS = 64
+
+
+class Membership(NamedTuple):
+    """A process is ``rank`` of a communicator of ``size`` ranks. ``comm``, ``name``, ``backend``: as the tables have
+    them."""
+
+    comm: str
+    name: str | None
+    backend: str | None
+    rank: int
+    size: int
+
+
+class SpanningCommunicators:
+    """Registers the communicators of processes. Not safe for two threads at once."""
+
+    def __init__(self) -> None:
+        self._of: dict[ProcessKey, dict[str, Membership]] = {}
+        self._members: dict[str, dict[ProcessKey, Membership]] = defaultdict(dict)
+        # Communicators in which a process has several ranks.
+        self._several: dict[ProcessKey, set[str]] = {}
+
+    def note(self, key: ProcessKey, membership: Membership) -> bool:
+        """Registers a membership of a process; returns whether it is new."""
+        known = self._of.get(key, {})
+        sensible = 0 <= membership.rank < membership.size <= MAX_WORLD
+        if not sensible or known.get(membership.comm) == membership:
+            return False
+        if membership.comm not in known and len(known) >= _MAX_OF_A_PROCESS:
+            return False
+        if membership.comm in self._several.get(key, ()):
+            return False
+        if membership.comm in known and known[membership.comm].rank != membership.rank:
+            # A process of JAX has a rank for each of its devices: none of them is its own.
+            self._several.setdefault(key, set()).add(membership.comm)
+            del known[membership.comm], self._members[membership.comm][key]
+            return True
+        self._of[key] = known
+        known[membership.comm] = self._members[membership.comm][key] = membership
+        return True
+
+    def forget(self, key: ProcessKey) -> None:
+        """Drops a process."""
+        self._several.pop(key, None)
+        for comm in self._of.pop(key, {}):
+            self._members[comm].pop(key, None)
+            if not self._members[comm]:
+                del self._members[comm]
+
+    def __bool__(self) -> bool:
+        """Whether any membership is registered."""
+        return bool(self._of)
+
+    def ranks_of(self, key: ProcessKey, trainers: Collection[ProcessKey], *, one_node: bool) -> Ranks | None:
+        """Returns rank and size of a process by its largest communicator that spans the job; None: it has none.
+
+        ``trainers``: those of its run on this node, dead ones included. ``one_node``: the job has no others.
+        """
+        spanning = [own for own in self._of.get(key, {}).values() if self._spans(own, trainers, one_node)]
+        # The first of equal ones.
+        best = max(spanning, key=lambda own: own.size, default=None)
+        if best is not None:
+            return Ranks(best.rank, best.size)
+        return self._left_over(key, trainers) if one_node else None
+
+    def _left_over(self, key: ProcessKey, trainers: Collection[ProcessKey]) -> Ranks | None:
+        """Returns the only free rank of a communicator that has all trainers but this one; None: there is none."""
+        for comm in {comm for other in trainers for comm in self._of.get(other, {})}:
+            members = {other: own for other, own in self._members[comm].items() if other in trainers}
+            taken, sizes = {own.rank for own in members.values()}, {own.size for own in members.values()}
+            alone = key not in members and len(members) == len(taken) == len(trainers) - 1
+            if alone and sizes == {len(trainers)}:
+                return Ranks((set(range(len(trainers))) - taken).pop(), len(trainers))
+        return None
+
+    def _spans(self, own: Membership, trainers: Collection[ProcessKey], one_node: bool) -> bool:
+        if own.size < len(trainers):
+            return False
+        members = {key: other.rank for key, other in self._members[own.comm].items() if key in trainers}
+        if len(set(members.values())) < len(members):
+            return False
+        if own.name == _DEFAULT_GROUP and (own.backend == "gloo" or len(trainers) > 1):
+            return True
+        return one_node and own.size == len(members) == len(trainers)
+
 
 SOURCES = ("environment", "exec", "communicator", "scheduler", "title", "arguments", "module")
 

@@ -9,16 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from probing.daemon.fairness import in_turn
-from probing.daemon.processes.containers import container_of
 from probing.daemon.processes.environment import ALLOWED_NAMES
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Job, Ranks, job_of, on_one_node, restarts_of
-from probing.daemon.processes.owners import JobNames
-from probing.daemon.processes.ranking import SOURCES, ModuleState, Ranking
+from probing.daemon.processes.owners import JobNames, container_of
+from probing.daemon.processes.ranking import SOURCES, Membership, ModuleState, Ranking
 from probing.daemon.processes.redaction import command_text
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches, roles
 from probing.daemon.processes.runs import Runs, anchor_of
-from probing.daemon.processes.spanning import Membership
 from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("MAX_DEAD", "Process", "Registry", "settled")

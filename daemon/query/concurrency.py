@@ -1,7 +1,7 @@
 """Limits how many queries run in SQL workers at the same time, so that short ones need not wait for long ones.
 
 A query that finds no free slot waits here until its deadline. Whether a call may wait at all is decided before that, by
-``service/admission.py``: it bounds the calls and threads of each caller, and refuses at once what is above the bounds.
+``service/answering.py``: it bounds the calls and threads of each caller, and refuses at once what is above the bounds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from probing.api.errors import QueryTimeout
-from probing.daemon.query.caller import NOBODY, Caller
-from probing.daemon.query.cancellation import GLANCE_S, stop_if
+from probing.daemon.query.caller import GLANCE_S, NOBODY, Caller, stop_if
 
 __all__ = ("QuerySlot", "QuerySlots")
 

@@ -18,9 +18,7 @@ from probing.api.tables import TABLES, Table
 from probing.api.tables.user import user_table_from
 from probing.api.text import sql_text
 from probing.daemon.arrow import Gathered
-from probing.daemon.query.failures import explain
-from probing.daemon.query.instance import Instance
-from probing.daemon.query.views import Views
+from probing.daemon.query.database import Instance, Views, explain
 from probing.daemon.store.log.cache import LogCache
 
 __all__ = ("Database", "Job", "Outcome")

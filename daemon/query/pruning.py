@@ -1,4 +1,5 @@
-"""Finds the times and jobs that a query can need of each table. The store prunes segments by these (store/needs.py).
+"""Finds the times and jobs that a query can need of each table, and limits a query to the rows of some jobs. The store
+prunes segments by these (store/needs.py).
 
 Only a comparison of ``ts`` or ``job`` with constants bounds a table, and only if every row must pass it: it stands in
 the WHERE of the SELECT that names the table. All else leaves the table unbounded.

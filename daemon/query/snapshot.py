@@ -1,4 +1,6 @@
-"""What the engine needs of the process that keeps the rows, and what a query reads of it."""
+"""What the engine needs of the process that keeps the rows, what a query reads of it, and which segments could not be
+read.
+"""
 
 from __future__ import annotations
 

@@ -1,24 +1,41 @@
-"""Wraps the methods of a gRPC service: who calls, whether it may, what it asked for in the audit log, errors."""
+"""Wraps the methods of a gRPC service: who calls, whether it may, what it asked for in the audit log, errors.
+
+Admits gRPC calls: gives each a thread, or refuses it at once.
+
+Threads are bounded by kind of call, by share (root, other users, TCP), by caller, and on TCP by token. No call takes
+threads of another share or kind, so a call about the daemon itself never waits for queries. A Query that is admitted
+then waits for a free slot in ``query/concurrency.py``, which limits how many run in SQL workers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from enum import Enum
 from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
-from probing.api.errors import InternalError, ProbingError
+from probing.api.errors import InternalError, Overloaded, ProbingError
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit, described
 from probing.daemon.service.auth import permit
 from probing.daemon.service.errors import abort
 from probing.daemon.service.limits import Context
 
-__all__ = ("Guarded", "Timed", "answering")
+__all__ = (
+    "CallAdmission",
+    "CallKind",
+    "Guarded",
+    "Timed",
+    "answering",
+)
 
 _log = logging.getLogger(__name__)
 _Reply = TypeVar("_Reply")
@@ -78,3 +95,101 @@ def answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaitab
         return reply
 
     return answer
+
+
+T = TypeVar("T")
+
+
+class CallKind(Enum):
+    """Calls that share threads: at most ``most`` of a share at the same time, and ``each`` of one caller.
+
+    TCP has ``each / 2`` more, which one token or certificate alone does not get.
+    """
+
+    QUERY = ("queries", 32, 16)
+    TARGETS = ("requests for stacks or variables", 8, 4)
+    PREFLIGHT = ("requests for facts before a job", 4, 2)
+    MANY = ("queries for others", 8, 4)
+    CONTROL = ("requests for status or settings", 12, 8)
+
+    def __init__(self, what: str, most: int, each: int) -> None:
+        self.what = what
+        self.most = most
+        self.each = each
+
+
+class _Share:
+    def __init__(self, kind: CallKind, name: str) -> None:
+        self.kind = kind
+        self.most = kind.most + (kind.each // 2 if name == "tcp" else 0)
+        self.calls: Counter[tuple[str, str, str]] = Counter()
+        self.holders: Counter[str] = Counter()
+        self.executor = ThreadPoolExecutor(self.most, thread_name_prefix=f"{name}-{kind.name.lower()}")
+
+    def enter(self, caller: Caller) -> None:
+        kind, end_some = self.kind, "end some of them"
+        if self.calls[caller.key] >= kind.each:
+            raise Overloaded(f"{kind.each} {kind.what} of {caller} are under way", hint=end_some)
+        if self.holders[caller.holder] >= kind.most:
+            raise Overloaded(f"{kind.most} {kind.what} of {caller.holder} are under way", hint=end_some)
+        if self.calls.total() >= self.most:
+            raise Overloaded(f"{self.most} {kind.what} are under way", hint="ask again in a while")
+        self.calls[caller.key] += 1
+        self.holders[caller.holder] += 1
+
+    def leave(self, caller: Caller) -> None:
+        self.calls[caller.key] -= 1
+        self.holders[caller.holder] -= 1
+        self.calls += Counter()
+        self.holders += Counter()
+
+
+class CallAdmission:
+    """Runs calls in threads. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._shares = {(kind, name): _Share(kind, name) for kind in CallKind for name in ("root", "unix", "tcp")}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Calls under way, by the name of their kind in lower case."""
+        return {
+            kind.name.lower(): sum(share.calls.total() for (own, _), share in self._shares.items() if own is kind)
+            for kind in CallKind
+        }
+
+    def start(self, kind: CallKind, caller: Caller, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Runs ``function`` in a thread now. Raises Overloaded if the caller or its share has too many calls.
+
+        The call counts until ``function`` returns, even if nobody waits for the result any more.
+        """
+        share = self._shares[kind, caller.share]
+        share.enter(caller)
+        future = asyncio.get_running_loop().run_in_executor(share.executor, function)
+
+        def ended(done: asyncio.Future[T]) -> None:
+            share.leave(caller)
+            if not done.cancelled():
+                # Otherwise asyncio logs the error of a call whose caller went away, with its stack.
+                done.exception()
+
+        future.add_done_callback(ended)
+        return future
+
+    @contextmanager
+    def counted(self, kind: CallKind, caller: Caller) -> Iterator[None]:
+        """Counts a call that has threads of its own. Raises Overloaded as ``start`` does."""
+        share = self._shares[kind, caller.share]
+        share.enter(caller)
+        try:
+            yield
+        finally:
+            share.leave(caller)
+
+    async def run(self, kind: CallKind, caller: Caller, function: Callable[[], T]) -> T:
+        """As ``start``; waits for the result of ``function``."""
+        return await asyncio.shield(self.start(kind, caller, function))
+
+    def close(self) -> None:
+        for share in self._shares.values():
+            share.executor.shutdown(wait=False, cancel_futures=True)

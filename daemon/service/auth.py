@@ -1,22 +1,55 @@
-"""Decides who may call what: by the user of the Unix socket, and on TCP by a token, a certificate, or both."""
+"""Decides who may call what: by the user of the Unix socket, and on TCP by a token, a certificate, or both.
+
+What guards the public ports is made together: tokens, TLS, the audit log, and the bound of calls a second for each
+caller over TCP.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import ConfigError, Overloaded, PrivilegeError, Unauthenticated
-from probing.daemon.config import is_collected
+from probing.daemon.config import Config, TlsConfig, is_collected
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.outgoing import is_loopback
-from probing.daemon.service.rates import Rates
 from probing.daemon.service.tls import Certificate, Tls
 from probing.daemon.service.tokens import GRANTS, ONLY, Tokens
 
-__all__ = ("FOR_JOBS", "RIGHTS", "Doorkeeper", "check_listen", "permit", "require")
+__all__ = ("FOR_JOBS", "RIGHTS", "Doorkeeper", "Doors", "Rates", "check_listen", "permit", "require")
+
+# A caller that paused may make the calls of so many seconds at once.
+BURST_S = 2.0
+MAX_CALLERS = 4096
+
+
+class Rates:
+    """``per_s``: calls that a caller may make in a second. Belongs to one event loop."""
+
+    def __init__(self, per_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_s
+        self._now = now
+        # Calls that are left, and the time of the last call; the least recent first.
+        self._left: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+
+    def take(self, caller: Caller) -> None:
+        """Counts a call. Raises Overloaded if the caller, an address with one token, makes too many."""
+        if math.isinf(self._per_s):
+            return
+        key, now = (caller.who, caller.name), self._now()
+        most = max(self._per_s * BURST_S, 1.0)
+        left, since = self._left.pop(key, (most, now))
+        left = min(left + (now - since) * self._per_s, most)
+        self._left[key] = (left - 1.0 if left >= 1.0 else left, now)
+        while len(self._left) > MAX_CALLERS:
+            self._left.popitem(last=False)
+        if left < 1.0:
+            raise Overloaded(f"more than {self._per_s:g} calls a second by {caller}", hint="ask less often")
 
 
 def _config_scope(request: Any) -> Scope:
@@ -164,3 +197,30 @@ def check_listen(
             f"{key} = {address} would answer in the clear off loopback",
             hint="set tls.cert and tls.key, listen on 127.0.0.1, or set insecure = true where the network is trusted",
         )
+
+
+class Doors(NamedTuple):
+    """The guards of one service."""
+
+    tokens: Tokens
+    tls: Tls
+    audit: Audit
+    keeper: Doorkeeper
+
+    @classmethod
+    def of(cls, config: Config) -> Doors:
+        """Returns the guards of ``config``. Raises ConfigError for an open port, or for files that cannot be used."""
+        for key, address in (("listen", config.listen), ("http", config.http)):
+            if address:
+                check_listen(
+                    address,
+                    token_file=config.token_file,
+                    insecure=config.insecure,
+                    tls=bool(config.tls.cert),
+                    client_ca=bool(config.tls.client_ca),
+                    key=key,
+                )
+        tcp = bool(config.listen or config.http)
+        tls = Tls(config.tls if tcp else TlsConfig())
+        tokens, audit = Tokens(config.token_file if tcp else "", config.node_name), Audit()
+        return cls(tokens, tls, audit, Doorkeeper(tokens, tls, audit, Rates(config.calls_per_s)))

@@ -17,7 +17,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.cluster import Membership
 from probing.daemon.diagnose.coordination.marks import LIVING, job_mark
 from probing.daemon.diagnose.coordination.peers import MAX_ADDRESSES, Holder, PeerFacts, Sight, plain_address
-from probing.daemon.service.peer_stubs import PeerStubs
+from probing.daemon.service.outgoing import PeerStubs
 
 __all__ = ("JobPeers",)
 

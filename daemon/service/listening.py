@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from probing.api.errors import ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.ipc import Channel
-from probing.daemon.supervisor.fd_store import FdStore
+from probing.daemon.supervisor.notify import FdStore
 from probing.daemon.supervisor.ports import PORTS_FD, RETRY_S, bind, problem_of, resolved
 
 __all__ = ("Listeners", "TcpPort")

@@ -1,4 +1,5 @@
-"""Opens channels to the daemons of other nodes, with this node's certificate and its token for peers.
+"""Opens channels to the daemons of other nodes, with this node's certificate and its token for peers, and keeps them
+while they are used.
 
 All connections to other nodes begin here: so here is decided which addresses are connected to, whether TLS has to prove
 the name of a node, and what of a token a node is shown.
@@ -6,20 +7,31 @@ the name of a node, and what of a token a node is shown.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.api.wire import bound, shown
 from probing.daemon.service.allowed import Allowed
 from probing.daemon.service.tls import Tls
 from probing.daemon.service.tokens import Tokens
 
-__all__ = ("Known", "Outgoing", "is_loopback", "lacks_name")
+__all__ = (
+    "Known",
+    "Outgoing",
+    "PeerStubs",
+    "is_loopback",
+    "lacks_name",
+)
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -157,3 +169,82 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return None
+
+
+# Those to watched nodes are used at each heartbeat and stay.
+MAX_CHANNELS = 64
+IDLE_S = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """``users``: calls in flight; ``used``: when the last one ended, by the clock of the event loop."""
+
+    channel: grpc.aio.Channel
+    stub: Any
+    users: int = 0
+    used: float = 0.0
+
+
+class PeerStubs:
+    """Stubs by address (unix:PATH or HOST:PORT). Belongs to one event loop."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+        self._broken: list[_Peer] = []
+        # By ``Outgoing.key``, which changes with the certificate of this node. The one that was used last is the last.
+        self._peers: OrderedDict[tuple[str, str, int], _Peer] = OrderedDict()
+
+    @asynccontextmanager
+    async def use(self, address: str, node: str = "") -> AsyncIterator[Any]:
+        """A context with the stub of the daemon at ``address``; ``node``: as ``Outgoing.channel`` checks it.
+
+        Raises ConfigError if a certificate of this node is gone, and PeerError for an address that is not allowed.
+        """
+        key = self._outgoing.key(address, node)
+        if key not in self._peers:
+            channel = await self._outgoing.channel(address, node=node)
+            # Another call may have opened it meanwhile.
+            self._peers.setdefault(key, _Peer(channel, NodeStub(channel)))
+        peer = self._peers[key]
+        self._peers.move_to_end(key)
+        peer.users += 1
+        try:
+            yield peer.stub
+        except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.UNAVAILABLE and self._peers.get(key) is peer:
+                # Its name may have another address by now.
+                del self._peers[key]
+                self._broken.append(peer)
+            raise
+        finally:
+            peer.users -= 1
+            peer.used = asyncio.get_running_loop().time()
+
+    @property
+    def outgoing(self) -> Outgoing:
+        return self._outgoing
+
+    def metadata(self, address: str, node: str = "") -> Metadata | None:
+        """Returns the metadata that a call to ``address`` needs; ``node``: as in ``use``."""
+        return self._outgoing.metadata(address, node) or None
+
+    async def close_idle(self) -> None:
+        """Closes connections that nobody uses: those for IDLE_S, and the oldest beyond MAX_CHANNELS."""
+        self._broken, broken = [], self._broken
+        for peer in broken:
+            if peer.users:
+                self._broken.append(peer)
+            else:
+                await peer.channel.close()
+        oldest = asyncio.get_running_loop().time() - IDLE_S
+        for key, peer in list(self._peers.items()):
+            if not peer.users and (peer.used < oldest or len(self._peers) > MAX_CHANNELS):
+                del self._peers[key]
+                await peer.channel.close()
+
+    async def close(self) -> None:
+        for peer in (*self._peers.values(), *self._broken):
+            await peer.channel.close()
+        self._peers.clear()
+        self._broken.clear()

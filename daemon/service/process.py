@@ -26,9 +26,9 @@ from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import GATE, QUERY, WorkerPool
 from probing.daemon.query.user_views import UserViews
 from probing.daemon.service.allowed import Allowed
+from probing.daemon.service.auth import Doors
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.diagnosis import Diagnosis
-from probing.daemon.service.doors import Doors
 from probing.daemon.service.gossip import Gossip
 from probing.daemon.service.job_peers import JobPeers
 from probing.daemon.service.late import Late
@@ -36,20 +36,18 @@ from probing.daemon.service.limits import Limits
 from probing.daemon.service.listening import Listeners
 from probing.daemon.service.live import live_tables
 from probing.daemon.service.members import address_of, known_at, member_rows, membership_of
-from probing.daemon.service.outgoing import Outgoing
-from probing.daemon.service.peer_stubs import PeerStubs
+from probing.daemon.service.outgoing import Outgoing, PeerStubs
 from probing.daemon.service.server import Server
 from probing.daemon.service.servicer import Node, NodeService
-from probing.daemon.supervisor.alive import Watch
+from probing.daemon.supervisor.health import Watch, stop_on_signal
 from probing.daemon.supervisor.journal import log_to_stderr
 from probing.daemon.supervisor.node_key import take_key
 from probing.daemon.supervisor.notify import notify
 from probing.daemon.supervisor.ready import RUNNING, service_state
-from probing.daemon.supervisor.stopping import stop_on_signal
 
 if TYPE_CHECKING:
     from probing.daemon.service.flight.service import FlightService
-    from probing.daemon.service.metrics.service import Metrics
+    from probing.daemon.service.metrics.http import Metrics
     from probing.daemon.service.preflight.gather import Preflight
 
 __all__ = ("main",)
@@ -227,7 +225,7 @@ def _metrics(
     if not config.http:
         return None
     # Who has no page does without the library in memory.
-    from probing.daemon.service.metrics.service import Metrics
+    from probing.daemon.service.metrics.http import Metrics
 
     return Metrics(
         config.http,

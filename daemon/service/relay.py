@@ -21,9 +21,7 @@ from probing.api.errors import Overloaded
 from probing.daemon.ipc import peer_credentials
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.audit import Audit
-from probing.daemon.service.handshakes import Handshakes
-from probing.daemon.service.peer_name import peer_name
-from probing.daemon.service.places import Places
+from probing.daemon.service.connections import Handshakes, Places, peer_name
 from probing.daemon.service.tls import Certificate, Tls
 
 __all__ = ("Link", "Relay")

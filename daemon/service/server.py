@@ -1,31 +1,43 @@
-"""Starts gRPC on an inner socket and relays the public sockets to it. A TCP port that fails is tried again."""
+"""Starts gRPC on an inner socket and relays the public sockets to it. A TCP port that fails is tried again.
+
+gRPC's own services, for callers with the scope read: health (grpc.health.v1), and reflection of the protocol.
+
+Refuses requests that are too large, or no message of their kind.
+
+gRPC alone would log a traceback for each of the latter, token or not, and nothing for the former.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import grp
+import inspect
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_reflection.v1alpha import reflection_pb2_grpc
+from grpc_reflection.v1alpha._async import ReflectionServicer
 
-from probing.api.errors import ConfigError, PrivilegeError, Unauthenticated
+from probing.api.errors import ConfigError, PrivilegeError, ProbingError, Unauthenticated, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
-from probing.daemon.query.caller import Caller
+from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit
-from probing.daemon.service.auth import Doorkeeper
+from probing.daemon.service.auth import Doorkeeper, require
+from probing.daemon.service.errors import abort
+from probing.daemon.service.limits import Context
 from probing.daemon.service.listening import Listeners, TcpPort
-from probing.daemon.service.malformed import MalformedRequests
 from probing.daemon.service.relay import Relay
-from probing.daemon.service.standard import add_standard_services
 from probing.daemon.service.tls import Tls
 from probing.daemon.supervisor.ports import bind
 
@@ -33,6 +45,132 @@ if TYPE_CHECKING:
     from probing.api.proto.arrow.flight.Flight_pb2_grpc import FlightServiceServicer
 
 __all__ = ("Server",)
+
+
+class _Refused(NamedTuple):
+    why: str
+
+
+_MALFORMED = _Refused("the request is malformed")
+
+
+class _MalformedRequests(grpc.aio.ServerInterceptor):
+    """``refused`` is called with the context of a call that sent one, and why. A request has at most ``most`` bytes."""
+
+    def __init__(self, refused: Callable[[Any, str], None], most: int) -> None:
+        self._refused = refused
+        self._most = most
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        deserialized = handler.request_deserializer
+
+        def parsed(data: bytes) -> Any:
+            if len(data) > self._most:
+                return _Refused(f"the request has {len(data)} bytes, at most {self._most} are read")
+            try:
+                return deserialized(data)
+            except Exception:
+                return _MALFORMED
+
+        changed: dict[str, Any] = {"request_deserializer": parsed}
+        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            if (answer := getattr(handler, kind)) is not None:
+                changed[kind] = self._for_stream(answer) if kind.startswith("stream") else self._for_one(answer)
+        return handler._replace(**changed)
+
+    def _for_one(self, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def checked(request: Any, context: Any) -> Any:
+            if isinstance(request, _Refused):
+                await self._abort(context, request.why)
+            return await answer(request, context)
+
+        return checked
+
+    def _for_stream(self, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        async def checked(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async for request in requests:
+                if isinstance(request, _Refused):
+                    await self._abort(context, request.why)
+                yield request
+
+        # gRPC decides by the kind of the function how it calls it.
+        if inspect.isasyncgenfunction(answer):
+
+            async def replies(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+                async for reply in answer(checked(requests, context), context):
+                    yield reply
+
+            return replies
+
+        async def reply(requests: AsyncIterator[Any], context: Any) -> Any:
+            return await answer(checked(requests, context), context)
+
+        return reply
+
+    async def _abort(self, context: Any, why: str) -> None:
+        self._refused(context, why)
+        await abort(context, UsageError(why))
+
+
+NODE = pb.DESCRIPTOR.services_by_name["Node"].full_name
+NAMES = (NODE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
+_Admit = Callable[[str, Context], Awaitable[None]]
+
+
+def _add_standard_services(
+    server: grpc.aio.Server, identify: Callable[[Context], Awaitable[Caller]], audit: Audit
+) -> HealthServicer:
+    """Adds both services to ``server``; returns that of health, which reports SERVING until its shutdown.
+
+    ``identify`` returns the caller of a call, or raises Unauthenticated or PrivilegeError.
+    """
+
+    async def admit(method: str, context: Context) -> None:
+        try:
+            caller = await identify(context)
+            try:
+                require(caller, Scope.READ)
+            except ProbingError as e:
+                audit.call(caller, method, Scope.READ, e)
+                raise
+        except ProbingError as e:
+            await abort(context, e)
+        audit.call(caller, method, Scope.READ, None)
+
+    health = _Health(admit)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_Reflection(admit), server)
+    return health
+
+
+class _Health(HealthServicer):  # type: ignore[misc]
+    def __init__(self, admit: _Admit) -> None:
+        super().__init__()
+        self._admit = admit
+        self._server_status[NODE] = HealthCheckResponse.SERVING
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._admit("health", context)
+        return await super().Check(request, context)
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
+        await self._admit("health", context)
+        await super().Watch(request, context)
+
+
+class _Reflection(ReflectionServicer):  # type: ignore[misc]
+    def __init__(self, admit: _Admit) -> None:
+        super().__init__(NAMES)
+        self._admit = admit
+
+    async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        await self._admit("reflection", context)
+        async for reply in super().ServerReflectionInfo(requests, context):
+            yield reply
+
 
 GRACE_S = 1.0
 # Delay of the answer to a wrong token, s.
@@ -72,7 +210,9 @@ class Server:
         # In the directory of the public socket, and for this user alone.
         self._inner = str(Path(path).with_name("rpc.sock"))
         self._relay = Relay(self._inner, tls, audit)
-        self._server = grpc.aio.server(options=_OPTIONS, interceptors=[MalformedRequests(self._malformed, MAX_REQUEST)])
+        self._server = grpc.aio.server(
+            options=_OPTIONS, interceptors=[_MalformedRequests(self._malformed, MAX_REQUEST)]
+        )
         self._port = TcpPort("tcp", tcp, partial(self._relay.serve, known=False), listeners) if tcp else None
 
     async def start(self, servicer: NodeServicer, flight: FlightServiceServicer | None = None) -> None:
@@ -83,7 +223,7 @@ class Server:
             from probing.api.proto.arrow.flight.Flight_pb2_grpc import add_FlightServiceServicer_to_server
 
             add_FlightServiceServicer_to_server(flight, self._server)
-        self._health = add_standard_services(self._server, self.identify, self._audit)
+        self._health = _add_standard_services(self._server, self.identify, self._audit)
         public = _bind_public(self._path, self._group)
         with _umask(0o177):
             _unlink(self._inner)

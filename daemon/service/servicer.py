@@ -19,8 +19,7 @@ from probing.daemon.cluster import Member
 from probing.daemon.diagnose.coordination.peers import Sight
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
-from probing.daemon.service.admission import CallAdmission, CallKind
-from probing.daemon.service.answering import Timed, answering
+from probing.daemon.service.answering import CallAdmission, CallKind, Timed, answering
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
@@ -32,7 +31,7 @@ from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.peer_identity import proves_node
 from probing.daemon.service.query_many import QueryMany
 from probing.daemon.service.streams import Form, Streams
-from probing.daemon.supervisor.fatal import RESTARTED
+from probing.daemon.supervisor.health import RESTARTED
 from probing.federation.engine import engine_version
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from probing.api.wire import MAX_STATEMENTS, NODE_KEY, UNLIMITED
 from probing.daemon.query.answer import End, Item, QueryProgress, StatementEnd
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
-from probing.daemon.service.admission import CallAdmission, CallKind
+from probing.daemon.service.answering import CallAdmission, CallKind
 from probing.daemon.service.errors import to_proto
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.spool import Spool, Spools

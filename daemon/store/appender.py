@@ -12,7 +12,7 @@ import pyarrow as pa
 from probing.api.errors import FormatError, StoreError, StoreFull
 from probing.daemon.clock import ClockPair
 from probing.daemon.store.context import StoreContext
-from probing.daemon.store.disk_errors import NO_SPACE, store_error
+from probing.daemon.store.files import NO_SPACE, store_error
 from probing.daemon.store.format import Positions
 from probing.daemon.store.log.parts import WAL_DIR, PartWriter, part_path
 from probing.daemon.store.log.records import PartHeader

@@ -1,8 +1,11 @@
-"""The store's calls to the file system, behind a protocol so that tests can make each of them fail."""
+"""The store's calls to the file system, behind a protocol so that tests can make each of them fail; errors of the file
+system become errors of the store.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -10,23 +13,25 @@ import zlib
 from pathlib import Path
 from typing import Protocol
 
-from probing.api.errors import FormatError
+from probing.api.errors import FormatError, StoreError, StoreFull
 
 __all__ = (
-    "DIR_MODE",
     "FILE_MODE",
+    "NO_SPACE",
+    "TRANSIENT",
     "FileReader",
     "Files",
     "SystemFiles",
     "checksum",
     "open_file",
     "read_file",
+    "store_error",
     "write_all",
 )
 
 # SQL workers of the same group read the files. By the set-group-id bit a new file has the group of its directory.
 FILE_MODE = 0o640
-DIR_MODE = 0o2750
+_DIR_MODE = 0o2750
 _CHECKED_AT_ONCE = 1 << 20
 
 
@@ -122,10 +127,10 @@ class SystemFiles:
         if path.parent != path:
             self.make_dir(path.parent)
         with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=DIR_MODE & 0o777)
+            path.mkdir(mode=_DIR_MODE & 0o777)
             # RestrictSUIDSGID= of the unit refuses the bit; there the directory inherits it.
             with contextlib.suppress(PermissionError):
-                path.chmod(DIR_MODE)
+                path.chmod(_DIR_MODE)
 
     def fsync_dir(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -221,3 +226,20 @@ def checksum(files: Files, path: Path) -> tuple[int, int]:
         crc = zlib.crc32(data, crc)
         length += len(data)
     return length, crc
+
+
+# A quota that is used up is a full disk, too.
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+# The process recovers from these, and they are no fault of the file.
+TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def store_error(e: OSError, root: Path) -> StoreError:
+    """Returns ``e``, met in the state directory ``root``, as StoreFull or StoreError with a hint."""
+    reason = e.strerror or str(e)
+    if e.errno in NO_SPACE:
+        return StoreFull(f"the state directory {root} is full: {reason}")
+    if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "give it to the user that the collector runs as, or choose another --state-dir"
+        return StoreError(f"the state directory {root} is not writable: {reason}", hint=hint)
+    return StoreError(f"the state directory {root} cannot be used: {reason}", hint="look at the disk in the kernel log")

@@ -1,4 +1,6 @@
-"""The state of an open store: its parts and segments, their leases, its counts and its problems."""
+"""The state of an open store: its parts and segments, which of them snapshots hold (leases), its counts and its
+problems.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,67 @@ from pathlib import Path
 
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
-from probing.daemon.store.leases import Leases
 from probing.daemon.store.log.parts import WAL_DIR, Part, part_number
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.status import StateStatus, status_by_table
 
 __all__ = ("StoreState",)
+
+
+class _Leases:
+    """Not safe for two threads: its owner locks."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[int, frozenset[Path]]] = {}
+        self._doomed: set[Path] = set()
+        self._generation = 0
+
+    @property
+    def count(self) -> int:
+        """How many snapshots hold files."""
+        return len(self._held)
+
+    @property
+    def doomed(self) -> frozenset[Path]:
+        """Files that are to be removed and are still held."""
+        return frozenset(self._doomed)
+
+    def take(self, paths: Iterable[Path], until_ns: int) -> int:
+        """Holds ``paths`` until ``until_ns`` (monotonic) at the latest; returns the generation to release."""
+        self._generation += 1
+        self._held[self._generation] = (until_ns, frozenset(paths))
+        return self._generation
+
+    def doom(self, paths: Iterable[Path]) -> list[Path]:
+        """Marks ``paths`` to be removed; returns all files that may be removed now."""
+        self._doomed.update(paths)
+        return self._free()
+
+    def pardon(self, paths: Iterable[Path]) -> None:
+        """Keeps ``paths``: new files were written under these names."""
+        self._doomed.difference_update(paths)
+
+    def keep_doomed(self, paths: Iterable[Path]) -> None:
+        """Marks ``paths`` again: removing them failed."""
+        self._doomed.update(paths)
+
+    def release(self, generation: int) -> list[Path]:
+        """Ends a lease, if there is one; returns all files that may be removed now."""
+        self._held.pop(generation, None)
+        return self._free()
+
+    def expire(self, now_ns: int) -> list[Path]:
+        """Ends the leases whose time is past; returns all files that may be removed now."""
+        for generation in [g for g, (until, _) in self._held.items() if until <= now_ns]:
+            del self._held[generation]
+        return self._free()
+
+    def _free(self) -> list[Path]:
+        held = frozenset[Path]().union(*(paths for _, paths in self._held.values()))
+        free = sorted(self._doomed - held)
+        self._doomed &= held
+        return free
+
 
 _MAX_LOSSES = 1000
 
@@ -32,7 +89,7 @@ class StoreState:
         self._live: Part | None = None
         self._closed = tuple(parts)
         self._segments = {segment.path: segment for segment in segments}
-        self._leases = Leases()
+        self._leases = _Leases()
         # Sizes of dropped segments whose files snapshots still hold.
         self._held: dict[Path, int] = {}
         self._losses: list[Loss] = []

@@ -23,8 +23,7 @@ from probing.daemon.store.appender import Appender
 from probing.daemon.store.background import Background
 from probing.daemon.store.context import StoreContext
 from probing.daemon.store.directory_lock import lock_directory
-from probing.daemon.store.disk_errors import store_error
-from probing.daemon.store.files import Files, SystemFiles
+from probing.daemon.store.files import Files, SystemFiles, store_error
 from probing.daemon.store.format import Positions
 from probing.daemon.store.limits import StoreLimits
 from probing.daemon.store.log.decode import decode_part
@@ -34,7 +33,7 @@ from probing.daemon.store.maintenance.compaction import Compactor
 from probing.daemon.store.maintenance.grace import Deletion
 from probing.daemon.store.maintenance.manifest_editor import ManifestEditor
 from probing.daemon.store.maintenance.quarantine import Quarantine
-from probing.daemon.store.maintenance.sealer import Sealer
+from probing.daemon.store.maintenance.sealing import Sealer
 from probing.daemon.store.maintenance.space import Space
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.recovery.directory import Recovered

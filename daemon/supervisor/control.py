@@ -1,19 +1,143 @@
-"""Stops and restarts a running daemon from another process."""
+"""Stops and restarts a running daemon from another process, by the lock on its socket.
+
+It is a POSIX lock on a file beside the socket, whose holder the kernel names. Only the owner may open the file: a
+reader could hold a shared lock on it, and so keep a daemon from starting.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
+import stat
+import struct
 import time
 from pathlib import Path
 
-from probing.api.errors import InternalError, NotFound, PrivilegeError, UsageError
+from probing.api.errors import InternalError, NotFound, PrivilegeError, StoreError, UsageError
 from probing.daemon.bpf import pins
 from probing.daemon.config import Config
-from probing.daemon.supervisor.lock import owner_of
 
-__all__ = ("cleanup", "restart", "stop")
+__all__ = (
+    "Lock",
+    "cleanup",
+    "lock_path",
+    "owner_of",
+    "restart",
+    "stop",
+)
+
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+class Lock:
+    """A lock that is held until ``release``, or until the process ends."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path, self._fd = path, fd
+
+    @classmethod
+    def take(cls, config: Config) -> Lock | None:
+        """Takes the lock of ``config.socket``; None while a daemon holds it. Raises StoreError for an unusable file."""
+        path = lock_path(config)
+        while True:
+            fd = _open(path)
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+            except OSError:
+                held = False
+            if held and _is_at(path, fd):
+                return cls(path, fd)
+            holder = None if held else _holder(fd)
+            if holder is None and not held and _is_at(path, fd):
+                # Only others hold shared locks, taken while everybody could read the file; no daemon takes one.
+                path.unlink(missing_ok=True)
+            os.close(fd)
+            if holder is not None:
+                return None
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+def lock_path(config: Config) -> Path:
+    """Returns the path of the locked file."""
+    return Path(config.socket + ".lock")
+
+
+def owner_of(config: Config) -> int | None:
+    """Returns the pid of the supervisor of this configuration's socket, from the kernel; None when none runs.
+
+    It must hold an exclusive lock and run as the owner of the file: root, this process's user, or the owner of the
+    directory.
+    """
+    path = lock_path(config)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise StoreError(f"cannot read {path}: {e.strerror}", hint="ask as root") from e
+    try:
+        owner = _require_file(path, fd).st_uid
+        # In a directory that all may write to, anybody can create the lock.
+        if owner not in (0, os.geteuid(), path.parent.stat().st_uid):
+            return None
+        pid = _holder(fd)
+        return pid if pid and _user_of(pid) == owner else None
+    finally:
+        os.close(fd)
+
+
+def _holder(fd: int) -> int | None:
+    """Returns the pid of an exclusive holder; a query for a shared lock conflicts with no shared one."""
+    asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def _user_of(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next(int(line.split()[2]) for line in lines if line.startswith("Uid:"))
+
+
+def _open(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as e:
+        raise StoreError(f"cannot make {path}: {e.strerror}", hint="choose another --socket") from e
+    try:
+        found = _require_file(path, fd)
+        if found.st_uid != os.geteuid():
+            hint = f"remove it, or put the socket where only uid {os.geteuid()} may write"
+            raise StoreError(f"{path} belongs to uid {found.st_uid}", hint=hint)
+        os.fchmod(fd, 0o600)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _require_file(path: Path, fd: int) -> os.stat_result:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreError(f"{path} is there and is no file", hint="remove it, or choose another --socket")
+    return found
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Returns whether ``path`` still names the file, which an ending daemon removes."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
 
 STOP_S = 90.0
 

@@ -1,7 +1,7 @@
 """``probingd run``: one thread and one select loop that starts, restarts and ends the other processes.
 
 It never forks after a thread has begun, imports none of the heavy libraries, and is the only process that keeps the
-rights it was started with.
+rights it was started with. It reads the configuration again on request, and refuses one that it could not run with.
 """
 
 from __future__ import annotations
@@ -17,21 +17,57 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from probing.api.errors import InternalError, ProbingError, StateLocked
+from probing.api.errors import ConfigError, InternalError, ProbingError, StateLocked
 from probing.daemon.bpf.pins import cleanup
-from probing.daemon.config import Config
-from probing.daemon.supervisor.children import Service, Spawner, describe, end
-from probing.daemon.supervisor.fatal import parse
+from probing.daemon.config import Config, options, text_of
+from probing.daemon.supervisor.children import MemoryLimits, Service, Spawner, describe, end
+from probing.daemon.supervisor.health import parse
 from probing.daemon.supervisor.journal import line_of
-from probing.daemon.supervisor.memory import MemoryLimits
 from probing.daemon.supervisor.notify import notify, watchdog_interval
 from probing.daemon.supervisor.ports import Ports
-from probing.daemon.supervisor.reload import check_reload
 from probing.daemon.supervisor.requirements import raise_limits, require
 from probing.daemon.supervisor.rights import RightsTable
 from probing.daemon.supervisor.runtime import Runtime, pins_of
 
 __all__ = ("Supervisor",)
+
+# What the supervisor itself has made or given away: users, sockets, directories, capabilities.
+_FIXED = (
+    "instance",
+    "state_dir",
+    "socket",
+    "runtime_dir",
+    "users.collector",
+    "users.service",
+    "users.worker",
+    "users.group",
+    "probes.bpffs",
+    "probes.force_fallback",
+)
+_CHECK_S = 20.0
+
+
+def _check_reload(before: Config, after: Config, rights: RightsTable) -> list[str]:
+    """Returns the keys that differ. Raises ConfigError when the daemon cannot go on with ``after``.
+
+    The service's user checks it, who has to be able to read the files that it names, in a process of its own, whose
+    imports would stay in this one.
+    """
+    changed = [key for key, _ in options() if text_of(before, key) != text_of(after, key)]
+    if fixed := [key for key in changed if key in _FIXED]:
+        raise ConfigError(f"a reload cannot change {', '.join(fixed)}", hint="stop probingd and start it again")
+    words = [*rights.command(rights.service), sys.executable, "-I", "-m", "probing.daemon.cli", "check"]
+    # All that differs from the defaults is in the arguments.
+    words += ["--only-config", "--config=/dev/null", *after.to_args()]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_CHECK_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"the configuration was not checked in {_CHECK_S:.0f} s", hint="reload again") from None
+    if done.returncode:
+        error, _, hint = done.stderr.strip().rpartition("\nhint: ")
+        raise ConfigError((error or hint).rpartition("error: ")[2], hint=hint if error else "")
+    return changed
+
 
 log = logging.getLogger("probingd.supervisor")
 
@@ -183,7 +219,7 @@ class Supervisor:
         try:
             if self._reread:
                 config = self._reread()
-                changed = check_reload(self._config, config, self._rights)
+                changed = _check_reload(self._config, config, self._rights)
                 log.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
                 self._config = config
                 self._spawner.configure(config)

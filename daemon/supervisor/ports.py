@@ -17,7 +17,7 @@ from typing import Any
 from probing.api.errors import ProbingError
 from probing.daemon.config import Config
 from probing.daemon.ipc import Channel
-from probing.daemon.supervisor.fd_store import FdStore
+from probing.daemon.supervisor.notify import FdStore
 
 __all__ = ("PORTS_FD", "RETRY_S", "Ports", "bind", "problem_of", "resolved")
 

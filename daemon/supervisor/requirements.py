@@ -1,22 +1,37 @@
-"""Tests in a millisecond what the daemon needs before anything starts, with one error for each lack."""
+"""Tests in a millisecond what the daemon needs before anything starts, with one error for each lack; makes its users
+and group where no package has made them, as packaging/sysusers.d/probingd.conf does.
+"""
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 import resource
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from probing.api.errors import PrivilegeError
+from probing.api.errors import ConfigError, PrivilegeError
 from probing.daemon.bpf.library import library
+from probing.daemon.config import UsersConfig
 from probing.daemon.supervisor.rights import RightsTable
 
-__all__ = ("BTF", "OLDEST_KERNEL", "kernel_release", "needs_sys_admin", "raise_limits", "require")
+__all__ = (
+    "OLDEST_KERNEL",
+    "kernel_release",
+    "make_missing_users",
+    "missing_users",
+    "needs_sys_admin",
+    "raise_limits",
+    "require",
+)
 
-BTF = Path("/sys/kernel/btf/vmlinux")
+_BTF = Path("/sys/kernel/btf/vmlinux")
 # The first long-term kernel with BTF, ring buffers and CAP_BPF together (5.8), and the oldest that is tested.
 OLDEST_KERNEL = (5, 10)
 # The first kernel with uprobe_multi. Older ones of some distributions have it too, so features are probed.
@@ -36,9 +51,9 @@ def require(rights: RightsTable) -> None:
     if kernel_release() < OLDEST_KERNEL:
         hint = f"Linux {OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]} or newer is needed"
         raise PrivilegeError(f"the kernel {os.uname().release} is too old", hint=hint)
-    if not BTF.exists():
+    if not _BTF.exists():
         hint = "a kernel built with CONFIG_DEBUG_INFO_BTF is needed; all current distributions have it"
-        raise PrivilegeError(f"the kernel has no BTF: no {BTF}", hint=hint)
+        raise PrivilegeError(f"the kernel has no BTF: no {_BTF}", hint=hint)
     library()
     _require_reach(rights)
 
@@ -87,3 +102,46 @@ def needs_sys_admin() -> bool:
         return False
     # In a process of its own: the supervisor would keep the imported modules for good.
     return subprocess.run([sys.executable, "-I", "-c", _HAS_MULTI], check=False).returncode != 0
+
+
+_SHELL = "/usr/sbin/nologin"
+_ROLES = ("collector", "service", "worker")
+
+
+def missing_users(users: UsersConfig) -> list[str]:
+    """Returns which of the default users are missing, and of their group; a name that was chosen must exist."""
+    usual = UsersConfig()
+    missing = [f"group {users.group}"] if users.group == usual.group and not _exists(grp.getgrnam, users.group) else []
+    names = ((getattr(users, role), getattr(usual, role)) for role in _ROLES)
+    return [*missing, *(name for name, default in names if name == default and not _exists(pwd.getpwnam, name))]
+
+
+def make_missing_users(users: UsersConfig) -> list[str]:
+    """Makes what ``missing_users`` returns, and returns it. Raises ConfigError where the host cannot make them."""
+    missing = missing_users(users)
+    for name in missing:
+        if name.startswith("group "):
+            _run("groupadd", "--system", users.group)
+        else:
+            group = ("--no-user-group", "--gid", users.group) if name == users.collector else ("--user-group",)
+            _run("useradd", "--system", "--no-create-home", *group, "--shell", _SHELL, name)
+    return missing
+
+
+def _exists(lookup: Callable[[str], object], name: str) -> bool:
+    try:
+        lookup(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _run(tool: str, *arguments: str) -> None:
+    hint = "make the users as packaging/sysusers.d/probingd.conf does, or set users.* to numbers, which need none"
+    found = shutil.which(tool, path="/usr/sbin:/sbin:/usr/bin:/bin")
+    if found is None:
+        raise ConfigError(f"the daemon's user {arguments[-1]} is missing, and so is {tool}", hint=hint)
+    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    # 9: another start has made it meanwhile.
+    if done.returncode not in (0, 9):
+        raise ConfigError(f"{tool} cannot make {arguments[-1]}: {done.stderr.strip()[:200]}", hint=hint)

@@ -16,7 +16,7 @@ from pathlib import Path
 from probing.api.errors import ProbingError, StateLocked, StoreError
 from probing.daemon.bpf.pins import prepare, require_writable
 from probing.daemon.config import CONTROL, PUBLIC, Config
-from probing.daemon.supervisor.lock import Lock, owner_of
+from probing.daemon.supervisor.control import Lock, owner_of
 from probing.daemon.supervisor.node_key import HANDED, hand_key
 from probing.daemon.supervisor.rights import Account, RightsTable
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from probing.api.errors import AttachError, ConfigError, FormatError, InternalError, PrivilegeError, ProbingError
-from probing.daemon.supervisor.fatal import MAX_LINE, fields_of, parse, report, result_of
+from probing.daemon.supervisor.health import MAX_LINE, fields_of, parse, report, result_of
 
 __all__ = ("ERROR_FILE", "LASTING", "RETRY_S", "left_error", "run", "status_of")
 

@@ -1,6 +1,6 @@
-"""A loaded probe of a user: its attachments, its ring, and its counters.
+"""A loaded probe of a user: its attachments, its ring, its counters, and its events as rows of its table.
 
-Its links are never pinned: they end with their descriptors, so no probe of a user outlives the collector.
+The links are never pinned: they end with their descriptors, so no probe of a user outlives the collector.
 """
 
 from __future__ import annotations
@@ -15,21 +15,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from probing.api.errors import AttachError, PrivilegeError, ProbingError, TargetError, TargetTimeout
 from probing.api.tables import Table
+from probing.daemon import columns
 from probing.daemon.bpf.attach import attach_multi, attach_perf_by_ioctl, refused
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.perf_events import ATTR_SIZE, enable, perf_event_open, set_program
 from probing.daemon.bpf.ring import Ring
-from probing.daemon.processes.procfs import Mapping
-from probing.daemon.source import Identity, ProcessKey
+from probing.daemon.clock import ClockPair
+from probing.daemon.processes.procfs import Mapping, clean_text
+from probing.daemon.source import Identity, Processes, ProcessKey
 from probing.daemon.user_probes.c_text import COUNTS, record_dtype
 from probing.daemon.user_probes.compiler import Loaded
 from probing.daemon.user_probes.spec import Attach, Spec
 from probing.daemon.user_probes.targets import Targets
 
-__all__ = ("Counts", "Running")
+__all__ = (
+    "Counts",
+    "Running",
+    "rows_of",
+)
 
 ALL = 0
 """As a pid: every process that maps the file."""
@@ -245,3 +252,27 @@ def _placed(program: int, attributes: bytes) -> int:
         os.close(event)
         raise
     return event
+
+
+def rows_of(
+    spec: Spec, table: Table, records: npt.NDArray[Any], pair: ClockPair, node: str, processes: Processes
+) -> pa.RecordBatch:
+    """Returns events (``c_text.record_dtype``) as a batch of ``table``, which may have more columns than the probe.
+
+    The identity of each process is looked up once; an unknown process has no job, run and rank.
+    """
+    pids, starts = records["probing_tgid"], records["probing_start_ns"]
+    who, which = columns.identities(processes, pids, starts)
+    made = columns.identity_columns(node, who, which, pids, starts)
+    made["ts"] = columns.times(records["probing_time_ns"].astype(np.int64) + pair.mono_to_utc_ns)
+    made["tid"] = columns.numbers(records["probing_tid"].astype(np.int32))
+    for column in spec.fields:
+        values = records[column.name]
+        made[column.name] = _clean_texts(values) if column.type == "text" else columns.numbers(values)
+    made |= {field.name: pa.nulls(len(records), field.type) for field in table.physical if field.name not in made}
+    return columns.batch(table.physical, made)
+
+
+def _clean_texts(values: npt.NDArray[Any]) -> pa.Array[Any]:
+    distinct, which = np.unique(values, return_inverse=True)
+    return columns.texts([clean_text(bytes(text).split(b"\0", 1)[0]) or None for text in distinct], which)

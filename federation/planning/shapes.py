@@ -1,4 +1,6 @@
-"""Shapes of SELECT that can be split, the clauses that all ways of splitting share, and functions of many rows."""
+"""Shapes of SELECT that can be split, the clauses that all ways of splitting share, and which functions are of one row
+or of many.
+"""
 
 from __future__ import annotations
 

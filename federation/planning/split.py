@@ -2,10 +2,6 @@
 
 The rows of a plan are the rows of the same SELECT over the union of all nodes' tables, up to what SQL itself leaves
 open (ties under LIMIT, the order of additions of floats). There are three ways, the first that is sound is taken:
-
-* rows: filter and projection at the nodes, with the top n of each for ORDER BY LIMIT;
-* aggregate: partial aggregates by group at the nodes, combined here;
-* ship: the columns that the query names, under simple filters, brought here, and the query run over them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 
 from probing.daemon.config import Config
 from probing.daemon.supervisor.children import PROGRAMS, Spawner
-from probing.daemon.supervisor.fatal import RESTARTED, guard
+from probing.daemon.supervisor.health import RESTARTED, guard
 from probing.daemon.supervisor.loop import Supervisor
 from probing.daemon.supervisor.rights import rights_table
 

@@ -256,7 +256,7 @@ def test_without_uprobe_multi(make_daemon: Callable[..., Daemon], waiting_job: D
 def test_a_recording_replays_to_the_same_rows(
     make_daemon: Callable[..., Daemon], waiting_job: DirectJob, base: Path
 ) -> None:
-    from probing.daemon.collector.replay import replayed
+    from probing.daemon.collector.recordings import replayed
 
     folder = base / "recordings"
     folder.mkdir()

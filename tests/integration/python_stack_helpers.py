@@ -20,15 +20,15 @@ from probing.api.errors import ProbingError
 from probing.daemon.elf.file import Elf
 from probing.daemon.elf.symbols import matching_symbols
 from probing.daemon.ipc import Message
-from probing.daemon.processes.mapped_file import open_mapped
+from probing.daemon.processes.files import open_mapped
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.processes.target import Target
 from probing.daemon.python_stack.stacks.dump import dump_stacks, handlers
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.values.read import handlers as value_handlers
+from probing.daemon.python_stack.walk.capture import forget
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.python_stack.walk.prepared import forget
 from probing.daemon.python_stack.walk.search import find_runtime
 from probing.daemon.python_stack.walk.threads import read_start_ns
 

@@ -15,8 +15,7 @@ import pyarrow as pa
 from query_helpers import Inetd, answer, gates, operations
 
 from probing.daemon.arrow import batch_of
-from probing.daemon.collector.control import ControlServer
-from probing.daemon.collector.requests import Requests
+from probing.daemon.collector.control import ControlServer, Requests
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.service.collector_client import CollectorClient

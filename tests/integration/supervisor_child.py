@@ -14,8 +14,7 @@ from pathlib import Path
 
 from probing.api.errors import FormatError, StateLocked
 from probing.daemon.config import Config
-from probing.daemon.supervisor.alive import Watch
-from probing.daemon.supervisor.fatal import report
+from probing.daemon.supervisor.health import Watch, report
 from probing.daemon.supervisor.runtime import INETD_SOCKETS
 
 

@@ -19,7 +19,7 @@ from probing.api.numpy_import import hide_numpy
 from probing.daemon.confined import sql_worker
 
 # What a worker imports when it has started.
-_LATE = ("probing.daemon.confined.sql_checker", "probing.daemon.query.instance", "probing.daemon.query.job")
+_LATE = ("probing.daemon.confined.sql_checker", "probing.daemon.query.database", "probing.daemon.query.job")
 
 
 def main() -> None:

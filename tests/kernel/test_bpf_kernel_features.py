@@ -16,11 +16,10 @@ import pytest
 
 from probing.api.errors import StateLocked, UsageError
 from probing.daemon.bpf import pins, syscalls
-from probing.daemon.bpf.capabilities import Features, capabilities, detect
+from probing.daemon.bpf.capabilities import Features, capabilities, detect, load_guarded
 from probing.daemon.bpf.libbpf import kernel_types
 from probing.daemon.bpf.maps import Map
 from probing.daemon.bpf.mmap_events import Mapping, MmapWatch
-from probing.daemon.bpf.preemption import load_guarded
 from probing.daemon.bpf.probe_points import probe_point
 from probing.daemon.elf.file import Elf
 from probing.daemon.elf.symbols import read_symbol

@@ -19,10 +19,10 @@ def main() -> int:
     TABLES.update({LOAD.name: LOAD, LOAD_NOW.name: LOAD_NOW})
     module = sys.argv.pop(1)
     if module == "probing.daemon.collector":
-        from probing.daemon.collector import sources
+        from probing.daemon.collector import source_set
         from toy_source.source import LoadSource
 
-        sources.SOURCES = (*sources.SOURCES, LoadSource)
+        source_set.SOURCES = (*source_set.SOURCES, LoadSource)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
 

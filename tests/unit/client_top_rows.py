@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from probing.client.top.answers import Absent, Fetched, NodeRows
+from probing.client.top.health import Absent, Fetched, NodeRows
 from probing.client.top.model import Model, View
 
 SECOND = 1_000_000_000

@@ -16,8 +16,7 @@ from probing.daemon.clock import FakeClock
 from probing.daemon.store.files import Files
 from probing.daemon.store.maintenance.sealing import made_segment
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.segments.paths import segment_path
-from probing.daemon.store.segments.writer import SegmentFile
+from probing.daemon.store.segments.files import SegmentFile, segment_path
 from probing.daemon.store.tasks.messages import Data, Made
 from probing.daemon.store.tasks.segment_output import segment_steps
 

@@ -10,7 +10,7 @@ import pytest
 SLOW = {"numpy", "pyarrow.compute", "pyarrow.dataset", "probing.diagnosis.facts"}
 HIDDEN = "from probing.api.numpy_import import hide_numpy; hide_numpy(); "
 SERVICE = "from probing.daemon.service.__main__ import _load; _load()"
-WORKER = f"{HIDDEN}import probing.daemon.query.job, probing.daemon.query.instance"
+WORKER = f"{HIDDEN}import probing.daemon.query.job, probing.daemon.query.database"
 CHECKER = f"{HIDDEN}import probing.daemon.confined.sql_checker"
 PARSER = "import probing.daemon.confined.parser"
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from probing.daemon.nccl_uprobes.ras.client import RasAnswer, ask_ras
-from probing.daemon.nccl_uprobes.ras.endpoint import NobodyListens, connect_ras, ras_address
+from probing.daemon.nccl_uprobes.ras.client import NobodyListens, RasAnswer, ask_ras, connect_ras, ras_address
 from probing.daemon.nccl_uprobes.ras.json_report import json_report
 from probing.daemon.nccl_uprobes.ras.text_report import text_report
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from probing.daemon.diagnose.gather.processes import Key
 from probing.daemon.diagnose.gather.tables import Collector, Row
-from probing.daemon.processes.conditions.counters import idle_ns
-from probing.daemon.processes.conditions.neighbours import Load, neighbours_of
+from probing.daemon.processes.conditions.counters import Load, idle_ns, neighbours_of
 from probing.diagnosis.facts import Condition
 
 __all__ = ("EarlierReadings", "conditions_of", "idle_cpus_of", "read_conditions")

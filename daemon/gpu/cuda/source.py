@@ -25,9 +25,7 @@ from probing.daemon.config import CudaConfig
 from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.gpu.cuda.frames import Frames
-from probing.daemon.gpu.cuda.launches import LaunchRows
-from probing.daemon.gpu.cuda.maps import drop_process, processes_in
-from probing.daemon.gpu.cuda.memory import STACKS, SUMS, MemoryRows
+from probing.daemon.gpu.cuda.rows import STACKS, SUMS, LaunchRows, MemoryRows, drop_process, processes_in, sync_rows
 from probing.daemon.gpu.cuda.symbols import (
     COMPLETION,
     EVENT_SLOTS,
@@ -39,7 +37,6 @@ from probing.daemon.gpu.cuda.symbols import (
     placed,
     slots,
 )
-from probing.daemon.gpu.cuda.syncs import sync_rows
 from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Identity, Loss, ProbedLibrary, ProbeSlot, Processes, RingConsumer, Sink, Source

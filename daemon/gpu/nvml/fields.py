@@ -11,8 +11,7 @@ from typing import Any
 
 import pynvml
 
-from probing.daemon.gpu.nvml.arrays import layout
-from probing.daemon.gpu.nvml.calls import Calls
+from probing.daemon.gpu.nvml.calls import Calls, layout
 from probing.daemon.gpu.nvml.devices import Device
 
 __all__ = ("ALL_LINKS", "FAST", "SLOW", "read_fields")

@@ -1,4 +1,7 @@
-"""The devices of the node as the source knows them: what they are, which are lost, and the driver that has them."""
+"""Whether there is a driver to ask, by files alone, and the devices of the node: what they are, and which are lost.
+
+No process is started on a node without GPUs.
+"""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from probing.daemon.gpu.nvml.arrays import process_list, process_samples
-from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed, process_list, process_samples
 from probing.daemon.gpu.nvml.devices import Device, facts_of, find_devices
 from probing.daemon.gpu.nvml.events import EventThread
 from probing.daemon.gpu.nvml.readings import Readings

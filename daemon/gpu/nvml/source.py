@@ -16,9 +16,16 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import GpuConfig
 from probing.daemon.context import Context
-from probing.daemon.gpu.nvml.event_rows import Limiter, changes_of, driver_event, link_changes
 from probing.daemon.gpu.nvml.fleet import Fleet
-from probing.daemon.gpu.nvml.rows import Counters, link_row, utilization_row
+from probing.daemon.gpu.nvml.rows import (
+    Counters,
+    Limiter,
+    changes_of,
+    driver_event,
+    link_changes,
+    link_row,
+    utilization_row,
+)
 from probing.daemon.gpu.nvml.session import Failure, NvmlSession, Reading
 from probing.daemon.gpu.nvml.users import Users, Watched
 from probing.daemon.source import Identity, Sink, Source

@@ -1,6 +1,8 @@
-"""Reads the CPU counters of many processes and threads at once, in a reader: one request a second for all of them.
+"""Reads the CPU counters of many processes and threads at once, in a reader: one request a second for all of them, with
+the throttling of their control groups.
 
 The answer is a table of absolute numbers, so that the asker forms differences; nothing here remembers a value.
+Processes of one group share a reading: it is made once in a round.
 """
 
 from __future__ import annotations
@@ -14,19 +16,82 @@ from functools import lru_cache
 from typing import Any
 
 from probing.api.errors import ProbingError
-from probing.daemon.host.cpu.task_files import TaskFiles
-from probing.daemon.host.cpu.task_stat import (
+from probing.daemon.host.cpu.task_files import (
     ABSENT,
     StatLine,
+    TaskFiles,
     name_of,
     parse_run_times,
     parse_stat_line,
     parse_status_lines,
 )
-from probing.daemon.host.cpu.throttling import Throttling
 from probing.daemon.ipc import Header, Message
+from probing.daemon.processes.conditions.cgroups import Group, cpu_limits, group_of
+from probing.daemon.processes.conditions.mounts import MAX_MOUNTINFO, Mount, parse_mounts
 
-__all__ = ("FIELDS", "GLANCE", "PROCESS", "THREAD", "UsageReader", "answer_usage")
+__all__ = (
+    "FIELDS",
+    "GLANCE",
+    "PROCESS",
+    "THREAD",
+    "UsageReader",
+    "answer_usage",
+)
+
+MAX_GROUPS = 1_024
+# Mounts of control groups change only when somebody administers the machine.
+_MOUNTS_ROUNDS = 60
+_NOTHING = (ABSENT, ABSENT, ABSENT)
+
+
+class _Throttling:
+    """``proc``: where procfs is mounted."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._proc = proc
+        self._round = 0
+        self._mounts: list[Mount] = []
+        self._groups: dict[bytes, Group | None] = {}
+        self._read: dict[bytes, tuple[int, int, int]] = {}
+
+    def begin(self) -> None:
+        """Begins a round: what was read before is forgotten."""
+        self._read.clear()
+        if self._round % _MOUNTS_ROUNDS == 0:
+            self._mounts, self._groups = _own_mounts(self._proc), {}
+        self._round += 1
+
+    def of(self, cgroup: bytes) -> tuple[int, int, int]:
+        """Returns throttled periods, throttled ns and the quota in thousandths of a CPU, by /proc/PID/cgroup.
+
+        Counters of a group and all above it; ABSENT where there is none.
+        """
+        if (found := self._read.get(cgroup)) is None:
+            if len(self._read) >= MAX_GROUPS:
+                return _NOTHING
+            found = self._read[cgroup] = self._limits(cgroup)
+        return found
+
+    def _limits(self, cgroup: bytes) -> tuple[int, int, int]:
+        if cgroup not in self._groups:
+            self._groups[cgroup] = group_of("cpu", cgroup, self._mounts)
+        limits = cpu_limits(self._groups[cgroup])
+        count, time_ns, quota = limits["throttled"], limits["throttled_ns"], limits["cpu_quota"]
+        return (
+            ABSENT if count is None else int(count),
+            ABSENT if time_ns is None else int(time_ns),
+            ABSENT if quota is None else min(int(quota * 1000), 1 << 40),
+        )
+
+
+def _own_mounts(proc: str) -> list[Mount]:
+    try:
+        fd = os.open(f"{proc}/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    with os.fdopen(fd, "rb") as file:
+        return parse_mounts(file.read(MAX_MOUNTINFO))
+
 
 FIELDS = (
     "scope",
@@ -88,7 +153,7 @@ class UsageReader:
     def __init__(self, proc: str = "/proc", most_files: int = MOST_FILES) -> None:
         self._proc = proc
         self._files = TaskFiles(most_files, proc)
-        self._throttling = Throttling(proc)
+        self._throttling = _Throttling(proc)
 
     def answer(self, request: Header) -> Message:
         """The request ``usage``:

@@ -2,11 +2,17 @@
 
 A record is ``PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,more];TEXT`` and lines that begin with a blank: its properties. The
 kernel writes bytes that cannot be printed as ``\\xNN``.
+
+What a line of the kernel log means: its kind, and the process, the device and the number that it names.
+
+The lines are those of Linux 5.10 to 6.18 and of NVIDIA's drivers; where two versions word one thing differently, both
+are there. A line that no pattern knows is of kind other.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -14,7 +20,7 @@ from typing import NamedTuple
 
 from probing.daemon.processes.procfs import clean_text
 
-__all__ = ("Chunk", "KernelLog", "Record", "parse_records")
+__all__ = ("KINDS", "Chunk", "KernelLog", "Meaning", "Record", "meaning_of", "parse_records")
 
 # CONSOLE_EXT_LOG_MAX and PRINTK_MESSAGE_MAX, kernel/printk/printk.c and internal.h: a shorter buffer gets EINVAL.
 _BYTES = 8_192
@@ -115,3 +121,141 @@ def parse_records(data: bytes) -> Iterator[Record]:
             _LEVELS[priority & 7],
             clean_text(line[match.end() :], MAX_TEXT),
         )
+
+
+KINDS = {
+    "oom_kill": "The kernel killed a process for lack of memory, of the node or of a control group.",
+    "oom": "Memory ran out: who asked, and the limit that was reached.",
+    "xid": "NVIDIA's driver reports an error of a GPU; code is the XID.",
+    "sxid": "An NVSwitch reports an error; code is the SXid.",
+    "gpu": "Another fault of a GPU's driver: a device that is lost, a start that failed, a reset.",
+    "memory_error": "The memory controller corrected an error, or could not (EDAC).",
+    "machine_check": "The processor or the firmware reports an error of the hardware.",
+    "pcie_error": "An error of a PCIe device or link (AER), or a slot whose link went down.",
+    "link_down": "A network port lost its link.",
+    "link_up": "A network port has its link again.",
+    "nic_error": "A network device or its driver failed: a queue that hangs, a firmware fault, a cable.",
+    "disk_error": "A disk did not read or write, or does not answer.",
+    "fs_error": "A file system is damaged, or became read-only.",
+    "file_server": "A file server does not answer, or answers again.",
+    "hung_task": "A task was blocked for minutes.",
+    "lockup": "A CPU did not schedule for long.",
+    "thermal": "A processor is too hot and runs slower.",
+    "segfault": "A process ended by a memory fault.",
+    "page_allocation": "The kernel found no memory for itself.",
+    "kernel_bug": "The kernel itself failed.",
+    "other": "Anything else.",
+}
+"""What each kind says."""
+
+
+class Meaning(NamedTuple):
+    """``name``: of the process ``pid``."""
+
+    kind: str
+    pid: int | None = None
+    name: str | None = None
+    device: str | None = None
+    code: int | None = None
+
+
+_PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
+_PID = r"(?P<pid>\d{1,10})"
+_NIC = r"(?P<device>(?!NIC\b)[A-Za-z][\w.\-@]{0,31})"
+_TASK = rf"(?P<name>.{{1,64}}):{_PID}"
+# In the order in which they are tried: what is more special comes first. A name is a process's own choice, so it takes
+# as much as it can: what the kernel writes behind it is found last.
+_PATTERNS = (
+    ("xid", rf"NVRM: Xid \(PCI:{_PCI}\): (?P<code>\d{{1,5}})(?:, pid='?(?:{_PID}|[^,]*), name=(?P<name>[^,]*))?"),
+    ("sxid", rf"nvidia-nvswitch\d*: SXid \(PCI:{_PCI}\): (?P<code>\d{{1,6}})"),
+    ("gpu", rf"NVRM: GPU (?:at PCI:)?{_PCI}: GPU has fallen off the bus"),
+    ("gpu", rf"NVRM: .*(?:RmInitAdapter failed|rm_init_adapter failed|GPU-[\w-]+ .*lost|GPU {_PCI}.*[Rr]eset)"),
+    ("gpu", rf"amdgpu {_PCI}: .*(?:GPU reset|ring \S+ timeout|GPU fault|RAS)"),
+    ("oom_kill", rf"(?:Memory cgroup )?[Oo]ut of memory.*?: Kill(?:ed)? process {_PID} \((?P<name>.{{0,64}})\)[, ]"),
+    ("oom", rf"oom-kill:.*task=(?P<name>.{{0,64}}),pid={_PID},uid="),
+    ("oom", r"(?P<name>.{1,64}) invoked oom-killer: "),
+    ("oom", rf"oom_reaper: reaped process {_PID} \((?P<name>.{{0,64}})\)"),
+    ("pcie_error", rf"(?:\S+ )?{_PCI}: (?:AER|PCIe Bus Error)\b"),
+    ("pcie_error", rf"(?:pcieport|pciehp) {_PCI}(?::pcie\d+)?: .*Link Down"),
+    ("pcie_error", rf"(?:pcieport|pciehp) {_PCI}(?::pcie\d+)?: .*(?:DPC: containment event|device recovery failed)"),
+    ("thermal", r".*(?:temperature|cpu clock|Package) .*(?:above threshold|throttled)"),
+    ("memory_error", r"EDAC (?:\S+ )?MC\d+: (?P<code>\d{1,9}) [CU]E "),
+    ("memory_error", r"Memory failure: 0x"),
+    ("machine_check", r".*\[Hardware Error\]|mce: .*(?:Machine check|events logged)|Uhhuh\. NMI received"),
+    ("link_down", rf"(?:\S+ [0-9a-f:.]+ )?{_NIC}: (?:NIC )?Link (?:is )?[Dd]own\b"),
+    ("link_up", rf"(?:\S+ [0-9a-f:.]+ )?{_NIC}: (?:NIC )?Link (?:is )?[Uu]p\b"),
+    ("link_down", rf"\w+: \(slave {_NIC}\): link status definitely down"),
+    ("link_up", rf"\w+: \(slave {_NIC}\): link status definitely up"),
+    ("link_down", r"(?:infiniband )?(?P<device>\w+_\d+): Port: (?P<code>\d{1,3}) Link (?:DOWN|INIT)"),
+    ("link_up", r"(?:infiniband )?(?P<device>\w+_\d+): Port: (?P<code>\d{1,3}) Link ACTIVE"),
+    ("nic_error", rf"NETDEV WATCHDOG: (?:CPU: \d+: )?{_NIC} \(.*transmit queue \d+ timed out"),
+    (
+        "nic_error",
+        rf"(?:mlx\d_core|bnxt_en|ice|i40e|qede|ena) {_PCI}(?: \S+)?: .*"
+        r"(?:health compromised|device's health|assert_var|[Cc]able (?:error|unplugged)|fatal error|TX timeout|"
+        r"High temperature|temperature.*(?:warning|exceed)|recovery|poll_health)",
+    ),
+    (
+        "disk_error",
+        r"(?:blk_update_request: )?(?:I/O|critical \w+|protection) error, dev (?P<device>[\w!-]{1,32}), sector",
+    ),
+    ("disk_error", r"Buffer I/O error on (?:dev|device) (?P<device>[\w!-]{1,32})"),
+    (
+        "disk_error",
+        r"nvme (?P<device>nvme\d+): (?:I/O .*timeout|I/O tag .*timeout|controller is down|Device not ready|"
+        r"Removing after probe|Abort status)",
+    ),
+    ("disk_error", r"ata(?P<device>\d+(?:\.\d+)?): (?:failed command|SError|hard resetting|exception Emask)"),
+    ("disk_error", r"sd \S+ \[(?P<device>\w{1,32})\] .*(?:Medium Error|Hardware Error|FAILED Result)"),
+    ("fs_error", r"(?:EXT[234]-fs|BTRFS|F2FS-fs) (?:error|critical|warning)? ?\(device (?P<device>[\w!-]{1,32})\)"),
+    ("fs_error", r"XFS \((?P<device>[\w!-]{1,32})\): .*(?:[Cc]orrupt|error|[Ss]hut(?:ting)? ?down|log I/O)"),
+    ("fs_error", r".*Remounting filesystem read-only"),
+    ("file_server", r"nfs: server (?P<device>\S{1,128}) (?:not responding|OK)"),
+    ("file_server", r"(?:LustreError: |Lustre: .*(?:was lost|Connection restored))"),
+    ("file_server", r"(?:libceph|ceph): .*(?:hung|socket closed|session lost)"),
+    ("hung_task", rf"INFO: task {_TASK} blocked"),
+    ("lockup", rf"(?:watchdog: )?BUG: soft lockup - CPU#(?P<code>\d{{1,5}}) stuck for .*\[{_TASK}\]"),
+    ("lockup", r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu (?P<code>\d{1,5})"),
+    ("lockup", r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stalls?"),
+    ("segfault", rf"(?P<name>.{{1,64}})\[{_PID}\]: segfault at "),
+    ("segfault", rf"traps: (?P<name>.{{1,64}})\[{_PID}\] (?:general protection|trap \w+)"),
+    ("page_allocation", r"(?P<name>.{1,64}): page allocation failure: order:(?P<code>\d{1,3})"),
+    ("kernel_bug", r"BUG: |kernel BUG at |Kernel panic|general protection fault|Oops: |Unable to handle kernel"),
+)
+# A word of each pattern: most lines have none of them, and then no pattern is tried.
+_HINT = re.compile(
+    r"NVRM|SXid|amdgpu|memory|oom|AER|PCIe|pcie|threshold|throttled|EDAC|Hardware Error|mce|NMI|[Ll]ink|"
+    r"NETDEV WATCHDOG|health|assert_var|[Cc]able|fatal error|TX timeout|temperature|recovery|rror, dev|Buffer I/O|"
+    r"nvme|ata\d|\[sd|-fs|BTRFS|XFS|read-only|nfs:|Lustre|ceph|blocked|lockup|LOCKUP|rcu|segfault|traps|"
+    r"allocation failure|BUG|panic|protection fault|Oops|Unable to handle"
+)
+_OTHER = Meaning("other")
+
+
+@functools.cache
+def _rules() -> list[tuple[str, re.Pattern[str]]]:
+    # With the first line that has a hint: to compile them takes 10 ms.
+    return [(kind, re.compile(pattern)) for kind, pattern in _PATTERNS]
+
+
+def meaning_of(text: str) -> Meaning:
+    """Returns the meaning of a line that the kernel itself wrote."""
+    if not _HINT.search(text):
+        return _OTHER
+    for kind, pattern in _rules():
+        if (match := pattern.match(text)) is not None:
+            found = match.groupdict()
+            pid, code = found.get("pid"), found.get("code")
+            return Meaning(
+                kind,
+                _bounded(pid) if pid else None,
+                found.get("name") or None,
+                found.get("device"),
+                _bounded(code) if code else None,
+            )
+    return _OTHER
+
+
+def _bounded(word: str) -> int | None:
+    number = int(word)
+    return number if number < 1 << 31 else None

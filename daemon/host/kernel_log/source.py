@@ -1,8 +1,11 @@
-"""The source of process.kmsg: the kernel log, read each second without waiting."""
+"""The source of process.kmsg: the kernel log, read each second without waiting; of each kind of line a number is stored
+at once, and then some a second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -11,13 +14,41 @@ from probing.api.tables.process import KMSG
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
-from probing.daemon.host.kernel_log.allowance import Allowance
-from probing.daemon.host.kernel_log.classes import Meaning, meaning_of
-from probing.daemon.host.kernel_log.records import Chunk, KernelLog, Record
+from probing.daemon.host.kernel_log.records import Chunk, KernelLog, Meaning, Record, meaning_of
 from probing.daemon.source import Identity, Loss, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
-__all__ = ("KernelLogSource",)
+__all__ = (
+    "Allowance",
+    "KernelLogSource",
+)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at_ns: int
+    left_out: int = 0
+
+
+class Allowance:
+    """``burst`` lines of a kind at once, ``rate`` a second in the long run."""
+
+    def __init__(self, burst: int, rate: float) -> None:
+        self._burst, self._rate = burst, rate
+        self._buckets: dict[str, _Bucket] = {}
+
+    def take(self, kind: str, now_ns: int) -> int | None:
+        """Returns how many lines of this kind were left out since the last that was stored; None: leave this out."""
+        bucket = self._buckets.setdefault(kind, _Bucket(self._burst, now_ns))
+        seconds = max(0, now_ns - bucket.at_ns) / 1e9
+        bucket.left, bucket.at_ns = min(self._burst, bucket.left + seconds * self._rate), now_ns
+        if bucket.left < 1:
+            bucket.left_out += 1
+            return None
+        left_out, bucket.left_out, bucket.left = bucket.left_out, 0, bucket.left - 1
+        return left_out
+
 
 MAX_READS = 4_096
 BURST, RATE = 100, 1.0

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from probing.api.errors import ProbingError
-from probing.daemon.host.node.groups import Groups
 from probing.daemon.host.node.kernel_files import (
+    Groups,
     Pressure,
     parse_diskstats,
     parse_io_counters,

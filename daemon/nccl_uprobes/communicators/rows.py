@@ -14,12 +14,11 @@ from probing.api.text import escape
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.columns import Array
-from probing.daemon.nccl_uprobes.communicators.parallel_roles import Facts, Role, conclude
-from probing.daemon.nccl_uprobes.communicators.usage import Key, Use, Uses
+from probing.daemon.nccl_uprobes.communicators.parallel_roles import Facts, Key, Role, Use, Uses, conclude
 from probing.daemon.nccl_uprobes.records.entities import Entity
 from probing.daemon.nccl_uprobes.records.names import NCCL, NCCL_RESULTS
 from probing.daemon.nccl_uprobes.records.operations import Operations
-from probing.daemon.processes.spanning import Membership
+from probing.daemon.processes.ranking import Membership
 from probing.daemon.source import Processes
 
 __all__ = ("RING", "TABLE", "Communicators")

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypedDict
 
 from probing.api.errors import UnsupportedTarget, UsageError
-from probing.daemon.elf.dwarf_entries import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Die, Dwarf
-from probing.daemon.elf.dwarf_strings import Texts
+from probing.daemon.elf.dwarf_search import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Die, Dwarf, Texts
 from probing.daemon.elf.dwarf_units import Damaged, Units, uleb
 from probing.daemon.elf.file import Elf
 from probing.daemon.ipc import Message

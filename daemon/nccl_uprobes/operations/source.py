@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.daemon.bpf.interfaces import Link, Session
-from probing.daemon.bpf.ring_size import checked_ring_size
+from probing.daemon.bpf.ring import checked_ring_size
 from probing.daemon.clock import ClockPair
 from probing.daemon.config import Config
 from probing.daemon.context import Context
@@ -26,13 +26,12 @@ from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS
 from probing.daemon.nccl_uprobes.layouts.nccl import NCCL_LAYOUTS
 from probing.daemon.nccl_uprobes.operations.issuers import Issuers
 from probing.daemon.nccl_uprobes.operations.open_operations import MAP, OpenOperations, abandoned
-from probing.daemon.nccl_uprobes.operations.placement import place_probes
 from probing.daemon.nccl_uprobes.operations.rows import finished_rows, inflight_rows
-from probing.daemon.nccl_uprobes.operations.symbols import LIBRARIES, NCCL, Library, library_of
+from probing.daemon.nccl_uprobes.operations.symbols import LIBRARIES, NCCL, Library, library_of, place_probes
 from probing.daemon.nccl_uprobes.records.operations import OperationDecoder, Operations
 from probing.daemon.processes.liveness import is_alive
 from probing.daemon.processes.parsers import symbols_by
-from probing.daemon.processes.spanning import Membership
+from probing.daemon.processes.ranking import Membership
 from probing.daemon.source import Identity, ProbedLibrary, ProbeSlot, Processes, ProcessKey, RingConsumer, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 

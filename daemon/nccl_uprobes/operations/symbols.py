@@ -1,4 +1,5 @@
-"""Lists the probes of libtorch_cpu, libnccl and JAX's library: which BPF program is attached to which functions.
+"""Lists the probes of libtorch_cpu, libnccl and JAX's library, which BPF program is attached to which functions, and
+places them on a file.
 
 Mangled names contain argument types, which change between versions of torch; the patterns hold the parts that do not.
 ``*`` matches any characters.
@@ -7,20 +8,23 @@ Mangled names contain argument types, which change between versions of torch; th
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from probing.api.errors import UnsupportedTarget
+from probing.api.errors import ProbingError, UnsupportedTarget
+from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.bpf.probe_slots import SLOTS
-from probing.daemon.elf.symbols import Symbol
+from probing.daemon.elf.symbols import Symbol, SymbolFinder
+from probing.daemon.nccl_uprobes.layouts.gloo import gloo_layout_index
 
-__all__ = ("GLOO", "JAX", "LIBRARIES", "NCCL", "Library", "Placement", "Probe", "library_of")
+__all__ = ("GLOO", "JAX", "LIBRARIES", "NCCL", "Library", "library_of", "place_probes")
 
 _GROUP = "_ZN4c10d16ProcessGroupGloo"
 
 
-class Probe(NamedTuple):
+class _Probe(NamedTuple):
     """``program`` is attached to the functions that match ``pattern``.
 
     ``needed``: a library without such a function is not supported. ``unless``: a pattern; a function that matches it
@@ -41,7 +45,7 @@ class Probe(NamedTuple):
         return (self.pattern, self.variant) if self.variant else (self.pattern,)
 
 
-class Placement(NamedTuple):
+class _Placement(NamedTuple):
     """``program`` at ``offset`` of the file. ``slot`` counts its hits; ``cost`` of a hit: cheap or dear."""
 
     program: str
@@ -60,14 +64,14 @@ class Library(NamedTuple):
     name: str
     files: tuple[bytes, ...]
     slots: range
-    probes: tuple[Probe, ...]
+    probes: tuple[_Probe, ...]
     marks: tuple[str, ...] = ()
 
     @property
     def patterns(self) -> list[str]:
         return [pattern for probe in self.probes for pattern in probe.patterns]
 
-    def placements(self, symbols: Iterable[Symbol]) -> list[Placement]:
+    def placements(self, symbols: Iterable[Symbol]) -> list[_Placement]:
         """The placements of the probes, each at the cheapest instruction of its function, one per address.
 
         Raises UnsupportedTarget if a needed function is missing.
@@ -83,7 +87,7 @@ class Library(NamedTuple):
                 f"this {self.name} library has no function {missing[0]}",
                 hint="its operations are not seen; report the version of torch, NCCL or jaxlib",
             )
-        placements: dict[tuple[int, bool], Placement] = {}
+        placements: dict[tuple[int, bool], _Placement] = {}
         for slot, probe in zip(self.slots, self.probes, strict=True):
             if any(symbol.file_offset is not None for symbol in found.get(probe.unless, ())):
                 continue
@@ -94,42 +98,42 @@ class Library(NamedTuple):
         return list(placements.values())
 
 
-def _placement(probe: Probe, slot: int, symbol: Symbol, file_offset: int) -> Placement:
+def _placement(probe: _Probe, slot: int, symbol: Symbol, file_offset: int) -> _Placement:
     point = point_of(symbol)
     offset = file_offset + point.offset
-    return Placement(probe.program, slot, offset, symbol.name, point.cost, probe.on_return, probe.operation)
+    return _Placement(probe.program, slot, offset, symbol.name, point.cost, probe.on_return, probe.operation)
 
 
 _GLOO_PROBES = (
-    Probe("gloo_finish", f"{_GROUP}9AsyncWork14finishWorkGlooEv", needed=True),
-    Probe("gloo_finish_error", f"{_GROUP}9AsyncWork19finishWorkGlooErrorE*", needed=True),
-    Probe("gloo_waited", "_ZN4c10d4Work14finishAndThrowE*"),
-    Probe("gloo_execute", f"{_GROUP}9AsyncWork7executeE*", needed=True),
+    _Probe("gloo_finish", f"{_GROUP}9AsyncWork14finishWorkGlooEv", needed=True),
+    _Probe("gloo_finish_error", f"{_GROUP}9AsyncWork19finishWorkGlooErrorE*", needed=True),
+    _Probe("gloo_waited", "_ZN4c10d4Work14finishAndThrowE*"),
+    _Probe("gloo_execute", f"{_GROUP}9AsyncWork7executeE*", needed=True),
     # Versions of torch that pass the operation type here pass the sequence number too.
-    Probe("gloo_work", f"{_GROUP}9AsyncWorkC*NS_6OpTypeEm*", needed=True),
-    Probe("gloo_send_work", f"{_GROUP}8SendWorkC*Em"),
-    Probe("gloo_recv_work", f"{_GROUP}8RecvWorkC*NS_6OpTypeEm*"),
-    Probe("gloo_allreduce", f"{_GROUP}9allreduceE*", needed=True),
-    Probe("gloo_allreduce", f"{_GROUP}19allreduce_coalescedE*"),
-    Probe("gloo_broadcast", f"{_GROUP}9broadcastE*", needed=True),
-    Probe("gloo_reduce", f"{_GROUP}6reduceE*"),
-    Probe("gloo_allgather", f"{_GROUP}9allgatherE*"),
-    Probe("gloo_allgather", f"{_GROUP}19allgather_coalescedE*"),
-    Probe("gloo_allgather", f"{_GROUP}31allgather_into_tensor_coalescedE*"),
-    Probe("gloo_gather", f"{_GROUP}6gatherE*"),
-    Probe("gloo_scatter", f"{_GROUP}7scatterE*"),
-    Probe("gloo_reduce_scatter", f"{_GROUP}14reduce_scatterE*"),
-    Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_tensor_coalescedE*"),
-    Probe("gloo_alltoall", f"{_GROUP}8alltoallE*"),
-    Probe("gloo_alltoall_base", f"{_GROUP}13alltoall_baseE*"),
-    Probe("gloo_barrier", f"{_GROUP}7barrierE*", needed=True),
-    Probe("gloo_point_to_point", f"{_GROUP}4sendE*"),
-    Probe("gloo_point_to_point", f"{_GROUP}4recvE*"),
-    Probe("gloo_recv_any", f"{_GROUP}13recvAnysourceE*"),
+    _Probe("gloo_work", f"{_GROUP}9AsyncWorkC*NS_6OpTypeEm*", needed=True),
+    _Probe("gloo_send_work", f"{_GROUP}8SendWorkC*Em"),
+    _Probe("gloo_recv_work", f"{_GROUP}8RecvWorkC*NS_6OpTypeEm*"),
+    _Probe("gloo_allreduce", f"{_GROUP}9allreduceE*", needed=True),
+    _Probe("gloo_allreduce", f"{_GROUP}19allreduce_coalescedE*"),
+    _Probe("gloo_broadcast", f"{_GROUP}9broadcastE*", needed=True),
+    _Probe("gloo_reduce", f"{_GROUP}6reduceE*"),
+    _Probe("gloo_allgather", f"{_GROUP}9allgatherE*"),
+    _Probe("gloo_allgather", f"{_GROUP}19allgather_coalescedE*"),
+    _Probe("gloo_allgather", f"{_GROUP}31allgather_into_tensor_coalescedE*"),
+    _Probe("gloo_gather", f"{_GROUP}6gatherE*"),
+    _Probe("gloo_scatter", f"{_GROUP}7scatterE*"),
+    _Probe("gloo_reduce_scatter", f"{_GROUP}14reduce_scatterE*"),
+    _Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_tensor_coalescedE*"),
+    _Probe("gloo_alltoall", f"{_GROUP}8alltoallE*"),
+    _Probe("gloo_alltoall_base", f"{_GROUP}13alltoall_baseE*"),
+    _Probe("gloo_barrier", f"{_GROUP}7barrierE*", needed=True),
+    _Probe("gloo_point_to_point", f"{_GROUP}4sendE*"),
+    _Probe("gloo_point_to_point", f"{_GROUP}4recvE*"),
+    _Probe("gloo_recv_any", f"{_GROUP}13recvAnysourceE*"),
     # The names of three functions since torch 2.14. monitoredBarrier needs no probe: it calls send and recv.
-    Probe("gloo_allgather", f"{_GROUP}27all_gather_single_coalescedE*"),
-    Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_single_coalescedE*"),
-    Probe("gloo_alltoall_base", f"{_GROUP}17all_to_all_singleE*"),
+    _Probe("gloo_allgather", f"{_GROUP}27all_gather_single_coalescedE*"),
+    _Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_single_coalescedE*"),
+    _Probe("gloo_alltoall_base", f"{_GROUP}17all_to_all_singleE*"),
 )
 GLOO = Library(
     "gloo",
@@ -174,17 +178,17 @@ _MAKERS = {
 # pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast. Probes on ends come first, those on returns
 # before those on entries: an entry whose return is missed would be taken for that of a later call.
 _NCCL_PROBES = (
-    Probe("nccl_destroy", "ncclCommDestroy"),
-    Probe("nccl_abort", "ncclCommAbort"),
-    Probe("nccl_finalize", "ncclCommFinalize"),
-    Probe("nccl_error_string", "ncclGetErrorString"),
-    Probe("nccl_async_error_reported", "ncclCommGetAsyncError", on_return=True),
-    Probe("nccl_async_error", "ncclCommGetAsyncError"),
-    *(Probe("nccl_made", function, on_return=True) for function in _MAKERS),
-    *(Probe(program, function) for function, program in _MAKERS.items()),
-    Probe("nccl_enqueue", _ENQUEUE),
+    _Probe("nccl_destroy", "ncclCommDestroy"),
+    _Probe("nccl_abort", "ncclCommAbort"),
+    _Probe("nccl_finalize", "ncclCommFinalize"),
+    _Probe("nccl_error_string", "ncclGetErrorString"),
+    _Probe("nccl_async_error_reported", "ncclCommGetAsyncError", on_return=True),
+    _Probe("nccl_async_error", "ncclCommGetAsyncError"),
+    *(_Probe("nccl_made", function, on_return=True) for function in _MAKERS),
+    *(_Probe(program, function) for function, program in _MAKERS.items()),
+    _Probe("nccl_enqueue", _ENQUEUE),
     *(
-        Probe(
+        _Probe(
             "nccl_call",
             function,
             function in ("ncclAllReduce", "ncclBroadcast"),
@@ -194,9 +198,9 @@ _NCCL_PROBES = (
         )
         for function, operation in _OPERATIONS.items()
     ),
-    Probe("nccl_group_end", "ncclGroupEnd", needed=True),
-    Probe("nccl_group_simulate_end", "ncclGroupSimulateEnd"),
-    Probe("nccl_group_start", "ncclGroupStart", needed=True),
+    _Probe("nccl_group_end", "ncclGroupEnd", needed=True),
+    _Probe("nccl_group_simulate_end", "ncclGroupSimulateEnd"),
+    _Probe("nccl_group_start", "ncclGroupStart", needed=True),
 )
 NCCL = Library(
     "nccl",
@@ -222,12 +226,12 @@ _CREATE = (
     "_ZN3xla3cpu15GlooCollectives19CreateCommunicatorsERKNS_9CliqueKeyERKSt8optionalINS_9CliqueIdsEEN4absl*6ConfigE"
 )
 _JAX_PROBES = (
-    *(Probe("jax_done", pattern, on_return=True) for pattern in _XLA_OPERATIONS),
-    Probe("jax_created", _CREATE, on_return=True),
-    Probe("jax_communicator", f"{_XLA}C2ESt10shared_ptrIN4gloo7ContextEEmm"),
-    Probe("jax_create", _CREATE),
+    *(_Probe("jax_done", pattern, on_return=True) for pattern in _XLA_OPERATIONS),
+    _Probe("jax_created", _CREATE, on_return=True),
+    _Probe("jax_communicator", f"{_XLA}C2ESt10shared_ptrIN4gloo7ContextEEmm"),
+    _Probe("jax_create", _CREATE),
     *(
-        Probe("jax_call", pattern, operation == 1, operation=operation)
+        _Probe("jax_call", pattern, operation == 1, operation=operation)
         for pattern, operation in _XLA_OPERATIONS.items()
     ),
 )
@@ -251,3 +255,47 @@ def library_of(path: bytes) -> Library | None:
 
 def _matches(name: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
+
+
+# The cookie holds the slot, then a tag of the file or the index of its layout, then the operation of the probe.
+_SLOT_BITS, _OPERATION_SHIFT = 16, 48
+
+
+def place_probes(
+    session: Session, symbols: SymbolFinder, library: Library, fd: int, identity: tuple[int, int]
+) -> list[Link]:
+    """Places the probes on the library open at ``fd``, all or none. Returns the links, in the order of their making.
+
+    Raises UnsupportedTarget, AttachError, PrivilegeError.
+    """
+    found = symbols(fd, [*library.patterns, *library.marks])
+    tag = _tag(library, [symbol.name for symbol in found], identity)
+    links: list[Link] = []
+    try:
+        for (program, on_return), placements in _by_program(library.placements(found)).items():
+            offsets = [placement.offset for placement in placements]
+            cookies = [_cookie(placement, tag) for placement in placements]
+            links.append(session.attach_uprobe(program, fd, offsets, cookies, library.name, on_return=on_return))
+    except ProbingError:
+        for link in links:
+            session.detach(link)
+        raise
+    return links
+
+
+def _tag(library: Library, marks: Iterable[str], identity: tuple[int, int]) -> int:
+    """Returns the tag of the cookies: for gloo the index of the layout, for NCCL a hash of the file's identity."""
+    if library is GLOO:
+        return gloo_layout_index(marks)
+    return zlib.crc32(repr(identity).encode())
+
+
+def _cookie(placement: _Placement, tag: int) -> int:
+    return placement.operation << _OPERATION_SHIFT | tag << _SLOT_BITS | placement.slot
+
+
+def _by_program(placements: Iterable[_Placement]) -> dict[tuple[str, bool], list[_Placement]]:
+    grouped: dict[tuple[str, bool], list[_Placement]] = {}
+    for placement in placements:
+        grouped.setdefault((placement.program, placement.on_return), []).append(placement)
+    return grouped

@@ -18,8 +18,14 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
-from probing.daemon.nccl_uprobes.ras.client import RasSilent, ask_ras
-from probing.daemon.nccl_uprobes.ras.endpoint import NobodyListens, RasAddress, connect_ras, ras_address
+from probing.daemon.nccl_uprobes.ras.client import (
+    NobodyListens,
+    RasAddress,
+    RasSilent,
+    ask_ras,
+    connect_ras,
+    ras_address,
+)
 from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
 from probing.daemon.processes.namespaces import own_namespace
 from probing.daemon.processes.readers import Parsers, Readers

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from probing.api.text import escape
 from probing.daemon.nccl_uprobes.records.names import BACKENDS
-from probing.daemon.processes.spanning import Membership
+from probing.daemon.processes.ranking import Membership
 from probing.daemon.source import Identity, Processes
 
 __all__ = ("Entities", "Entity", "comm_text")

@@ -5,21 +5,82 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from math import nan
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from probing.api.errors import ProbingError, TargetTimeout
+from probing.api.rdma_counters import COUNTERS, HW_COUNTERS
 from probing.api.tables.rdma import PORTS
 from probing.daemon.clock import Clock
+from probing.daemon.columns import batch, integers, named, number_columns, numbers, texts, times
 from probing.daemon.context import Context
-from probing.daemon.net.counters import Counters
+from probing.daemon.net.counters import UNKNOWN, Counters, Differences, per_second
 from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.pauses import Pauses
-from probing.daemon.net.rdma.rows import Port, port_batch, readings
+from probing.daemon.net.rdma.reading import COUNTED
 from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("RdmaPorts",)
+
+# A port as ``reading.PortReader`` reads it.
+_Port = dict[str, Any]
+_TEXTS = ("hca", "link_layer", "state", "phys_state", "rate", "netdev", "bus_id")
+_RATES = {
+    "sent_gbps": ("port_xmit_data_bytes", 8e-9),
+    "received_gbps": ("port_rcv_data_bytes", 8e-9),
+    "snd_pkts_rate": ("port_xmit_packets", 1.0),
+    "rcv_pkts_rate": ("port_rcv_packets", 1.0),
+}
+
+
+class _Readings(NamedTuple):
+    """``values[port, counter]`` in the order of COUNTED, UNKNOWN where a port has no such counter."""
+
+    ports: Sequence[_Port]
+    names: Sequence[tuple[str, int]]
+    values: npt.NDArray[np.int64]
+
+
+def _readings(ports: Sequence[_Port]) -> _Readings:
+    """Returns ports as arrays."""
+    values = [[UNKNOWN if value is None else value for value in port["counters"]] for port in ports]
+    shaped = np.array(values, np.int64).reshape(len(ports), len(COUNTED))
+    return _Readings(ports, [(port["hca"], port["port"]) for port in ports], shaped)
+
+
+def _port_batch(node: str, ts_ns: int, found: _Readings, differences: Differences) -> pa.RecordBatch:
+    """Returns the rows of one reading; ``ts_ns`` is UTC."""
+    count = len(found.ports)
+    each = np.arange(count)
+    rates = [nan if (rate := port.get("rate_gbps")) is None else rate for port in found.ports]
+    columns: dict[str, pa.Array[Any]] = {
+        "node": named(np.zeros(count, np.int32), (node,)),
+        "ts": times(np.full(count, ts_ns, np.int64)),
+        "port": numbers(np.array([port["port"] for port in found.ports], np.int32)),
+        "rate_gbps": numbers(np.array(rates, float), np.isnan(rates)),
+        "numa_node": integers([port.get("numa_node") for port in found.ports], each),
+        "interval_ns": numbers(differences.interval, differences.new),
+        **{name: texts([port.get(name) for port in found.ports], each) for name in _TEXTS},
+    }
+    columns |= zip(COUNTED, number_columns(found.values, found.values == UNKNOWN), strict=True)
+    rises = number_columns(differences.rise, differences.missing)
+    columns |= {
+        f"{name}_new": rise
+        for name, rise in zip(COUNTED, rises, strict=True)
+        if name in COUNTERS or name in HW_COUNTERS
+    }
+    for rate, (name, factor) in _RATES.items():
+        index = COUNTED.index(name)
+        values = per_second(differences.rise[:, index], differences.interval, factor)
+        columns[rate] = numbers(values, differences.missing[:, index])
+    return batch(PORTS.name, columns)
+
 
 TIMEOUT_S = 2.0
 # Asked alone, since another device did not answer with this one.
@@ -42,7 +103,7 @@ class RdmaPorts(Source):
         self._interval_s = interval_s
         self._where: dict[str, Any] = {"sysfs": sysfs, "node": node_processes()}
         self._devices: list[str] = []
-        self._details: dict[tuple[str, int], Port] = {}
+        self._details: dict[tuple[str, int], _Port] = {}
         self._looked = -DETAILS_S
         self._counters = Counters()
         self._pauses = Pauses()
@@ -73,10 +134,10 @@ class RdmaPorts(Source):
         if details:
             self._details = {(port["hca"], port["port"]): port for port in ports}
         pair = self._clock.pair()
-        found = readings([{**self._details.get((p["hca"], p["port"]), {}), **p} for p in ports])
+        found = _readings([{**self._details.get((p["hca"], p["port"]), {}), **p} for p in ports])
         differences = self._counters.read(found.names, found.values, pair.mono_ns)
         if ports:
-            self._sink.put(self.table, port_batch(self._node, pair.real_ns, found, differences))
+            self._sink.put(self.table, _port_batch(self._node, pair.real_ns, found, differences))
 
     def states(self, totals: Totals) -> list[SourceState]:
         held = self._pauses.names()
@@ -85,7 +146,7 @@ class RdmaPorts(Source):
         detail = f"{len(self._details)} ports" if self._devices else "no RDMA devices"
         return [totals.of(self.name, self.table, state="degraded" if held else "", reason=reason, detail=detail)]
 
-    def _read(self, details: bool) -> list[Port]:
+    def _read(self, details: bool) -> list[_Port]:
         wanted = [device for device in self._devices if not self._pauses.held(device)]
         if not wanted:
             return []
@@ -96,7 +157,7 @@ class RdmaPorts(Source):
         self._pauses.worked(wanted)
         return ports
 
-    def _alone(self, device: str, details: bool) -> Sequence[Port]:
+    def _alone(self, device: str, details: bool) -> Sequence[_Port]:
         try:
             ports = self._ask([device], details, ALONE_S)
         except TargetTimeout:

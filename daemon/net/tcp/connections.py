@@ -1,4 +1,6 @@
-"""One reading of the connections of a network namespace, and what it says of watched processes and paths."""
+"""One reading of the connections of a network namespace, and what watched processes did on each path since the reading
+before.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,112 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probing.daemon.net.tcp.figures import group, rises, summed
 from probing.daemon.net.tcp.rows import Columns
-from probing.daemon.net.tcp.sock_diag import address_text
+from probing.daemon.net.tcp.sock_diag import SYN_SENT, address_text
 
-__all__ = ("Found", "Reading", "by_process", "found_of", "paths")
+__all__ = (
+    "Found",
+    "Reading",
+    "by_process",
+    "found_of",
+    "paths",
+    "rises",
+)
 
+# Columns that count what happened in the interval, and the counter of tcp_info behind each.
+_RISES = (
+    "bytes_sent",
+    "bytes_received",
+    "segs_out",
+    "segs_in",
+    "retrans",
+    "bytes_retrans",
+    "ecn_marked",
+    "busy",
+    "rwnd_limited",
+    "sndbuf_limited",
+)
+_US = 1_000
+_MS = 1_000_000
 _Array = npt.NDArray[Any]
 _Integers = npt.NDArray[np.int64]
+
+
+class _Groups(NamedTuple):
+    """Connections in groups: ``order`` sorts them by group, ``starts`` are the first of each in that order."""
+
+    order: npt.NDArray[np.intp]
+    starts: npt.NDArray[np.intp]
+
+    @property
+    def first(self) -> npt.NDArray[np.intp]:
+        """A connection of each group."""
+        return self.order[self.starts]
+
+    def add(self, values: _Array) -> _Integers:
+        return np.add.reduceat(values.astype(np.int64)[self.order], self.starts)
+
+    def most(self, values: _Array) -> _Integers:
+        return np.maximum.reduceat(values.astype(np.int64)[self.order], self.starts)
+
+    def least(self, values: _Array) -> _Integers:
+        return np.minimum.reduceat(values.astype(np.int64)[self.order], self.starts)
+
+
+def _group(keys: _Integers) -> _Groups:
+    """Groups connections of equal keys; there is at least one."""
+    order = np.argsort(keys, kind="stable")
+    sorted_keys = keys[order]
+    starts = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
+    return _Groups(order, starts)
+
+
+def rises(now: _Array, before: _Array) -> dict[str, _Integers]:
+    """Returns by how much each counter of RISES rose since ``before``, another reading of the same namespace.
+
+    A connection that was not there before has risen from 0. A counter of 32 bits may have wrapped once.
+    """
+    by_cookie = np.argsort(before["cookie"], kind="stable")
+    cookies = before["cookie"][by_cookie]
+    place = np.minimum(np.searchsorted(cookies, now["cookie"]), max(len(cookies) - 1, 0))
+    known = cookies[place] == now["cookie"] if len(cookies) else np.zeros(len(now), bool)
+    earlier = before[by_cookie[place]] if len(cookies) else now
+    found = {}
+    for name in _RISES:
+        # Both are unsigned, so the difference is right over a wrap. A counter of 64 bits only wraps when it goes back.
+        rise = now[name] - np.where(known, earlier[name], 0).astype(now[name].dtype)
+        found[name] = np.maximum(rise.astype(np.int64), 0)
+    return found
+
+
+def _summed(sockets: _Array, rise: dict[str, _Integers], groups: _Groups) -> dict[str, _Integers]:
+    """Returns the figures of each group, by column of net.tcp; those in time are in ns. -1: not known."""
+    connecting = sockets["state"] == SYN_SENT
+    timed = (sockets["rtt"] > 0) & ~connecting
+    count = groups.add(timed)
+    huge = np.int64(1) << 62
+    seen = timed & (sockets["min_rtt"] > 0) & (sockets["min_rtt"] < 0xFFFFFFFF)
+    least = groups.least(np.where(seen, sockets["min_rtt"].astype(np.int64), huge))
+    total = groups.add(np.where(timed, sockets["rtt"], 0))
+    heard = np.where(connecting, huge, sockets["last_data_recv"].astype(np.int64))
+    silent = groups.least(heard)
+    return {
+        **{name: groups.add(values) for name, values in rise.items()},
+        "sockets": groups.add(np.ones(len(sockets))),
+        "connecting": groups.add(connecting),
+        "rtt": np.where(count > 0, total * _US // np.maximum(count, 1), -1),
+        "rtt_max": np.where(count > 0, groups.most(np.where(timed, sockets["rtt"], 0)) * _US, -1),
+        "rtt_min": np.where(least < huge, least * _US, -1),
+        "timeouts": groups.add(sockets["retransmits"] > 0),
+        "longest_timeouts": groups.most(sockets["retransmits"]),
+        "lost": groups.add(sockets["lost"]),
+        "unacked": groups.add(sockets["unacked"]),
+        "unread_bytes": groups.add(sockets["unread"]),
+        "unsent_bytes": groups.add(sockets["unsent"]),
+        "cwnd_min": groups.least(sockets["cwnd"]),
+        "delivery_rate": groups.most(np.minimum(sockets["delivery_rate"], np.uint64(1) << np.uint64(60))),
+        "silent": np.where(silent < huge, silent * _MS, -1),
+    }
 
 
 class Reading(NamedTuple):
@@ -76,7 +176,7 @@ def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
     """
     count, ranks = len(found.addresses), int(peer_rank.max()) + 2
     pair = (found.process * count + found.local) * count + found.peer
-    groups = group(pair * ranks + peer_rank + 1)
+    groups = _group(pair * ranks + peer_rank + 1)
     first = groups.first
     at: Columns = {
         "process": found.process[first],
@@ -86,7 +186,7 @@ def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
         "peer_rank": peer_rank[first],
         "interval": np.full(len(first), found.interval_ns, np.int64),
     }
-    return at, summed(found.sockets, found.rise, groups)
+    return at, _summed(found.sockets, found.rise, groups)
 
 
 def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None:
@@ -101,7 +201,7 @@ def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None
     run = np.array(run_of, np.int64)[found.process[away]]
     local, peer = found.local[away], found.peer[away]
     keys = (run * count + local) * count + peer
-    groups = group(keys)
+    groups = _group(keys)
     first = groups.first
     pairs = np.unique(np.stack([keys, found.process[away]]), axis=1)
     at: Columns = {
@@ -112,7 +212,7 @@ def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None
         "interval": np.full(len(first), found.interval_ns, np.int64),
     }
     rise = {name: values[away] for name, values in found.rise.items()}
-    return at, summed(found.sockets[away], rise, groups)
+    return at, _summed(found.sockets[away], rise, groups)
 
 
 def _at_the_other_end(sockets: _Array, process: _Integers, peer_local: npt.NDArray[np.bool_]) -> _Integers:

@@ -1,18 +1,36 @@
-"""Sockets of sock_diag, one in each network namespace in which there are watched processes."""
+"""Sockets of watched processes: one of sock_diag in each of their network namespaces, whose each TCP socket is, and the
+rows of net.sockets.
+
+A look at all descriptors of a process takes microseconds for each, so it is taken only when processes or sockets are
+new, and not often. The ends of sockets are kept for a while after they closed: what an error says of a peer is an
+address of a socket that is closed by then.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
-from collections.abc import Iterable, Mapping
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from probing.api.errors import PrivilegeError, ProbingError, UnsupportedTarget
-from probing.daemon.net.tcp.sock_diag import NETLINK_SOCK_DIAG
+from probing.api.tables.net import SOCKETS
+from probing.daemon.arrow import batch_of
+from probing.daemon.net.tcp.sock_diag import LISTEN, NETLINK_SOCK_DIAG, address_text
 from probing.daemon.processes.namespaces import own_namespace, socket_in
 from probing.daemon.processes.readers import Readers
-from probing.daemon.source import ProcessKey
+from probing.daemon.source import Identity, ProcessKey
 
-__all__ = ("DiagSockets",)
+__all__ = ("KEPT_NS", "MAX_ROWS", "DiagSockets", "Endpoints", "Owners")
 
 TIMEOUT_S = 1.0
 # Each keeps its namespace alive, so none stays open longer than a watched process is there.
@@ -84,3 +102,173 @@ class DiagSockets:
                 os.close(namespace)
         made.settimeout(TIMEOUT_S)
         return made
+
+
+_MAX_PROCESSES = 1_024
+OWNERS_TIMEOUT_S = 2.0
+# A look is taken after so long in any case, and for new sockets not before.
+AT_LEAST_S = 60.0
+SOON_S = 5.0
+# Looks may take this part of a core.
+_SHARE = 1 / 400
+# Of the processes that share a socket the first of these has it: data loaders inherit those of their trainer.
+_ORDER = ("trainer", "launcher", "other", "data_loader")
+_Integers = npt.NDArray[np.int64]
+
+
+class Owners:
+    """Not safe for two threads at once. ``processes`` are those of the last look, by their index in ``of``."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+        self.processes: list[ProcessKey] = []
+        self.namespaces: dict[int, ProcessKey] = {}
+        """A process of each network namespace."""
+        self._inodes: _Integers = np.zeros(0, np.int64)
+        self._owners: _Integers = np.zeros(0, np.int64)
+        self._looked = self._due = 0.0
+        self._unknown = False
+        self._error: ProbingError | None = None
+
+    def refresh(self, watched: Sequence[Identity]) -> None:
+        """Looks again where it is time. Raises ProbingError when the reader does not answer, or did not lately."""
+        now = time.monotonic()
+        if self._error is not None and now < self._due:
+            raise self._error
+        ordered = sorted(watched[:_MAX_PROCESSES], key=_rank)
+        keys = [who.key for who in ordered]
+        new = keys != self.processes
+        if not new and not (self._unknown and now >= self._due) and now < self._looked + AT_LEAST_S:
+            return
+        if new and now < self._due and set(keys) <= set(self.processes):
+            return  # some have ended: their sockets are gone, too
+        self._look(keys, now)
+
+    def of(self, inodes: _Integers) -> _Integers:
+        """Returns the index of each socket's process in ``processes``; -1 for one that is not of a watched process."""
+        if not len(self._inodes):
+            return np.full(len(inodes), -1, np.int64)
+        place = np.minimum(np.searchsorted(self._inodes, inodes), len(self._inodes) - 1)
+        return np.where(self._inodes[place] == inodes, self._owners[place], -1)
+
+    def unknown(self, found: bool) -> None:
+        """Reports whether there are new sockets that nobody was seen to hold."""
+        self._unknown |= found
+
+    def _look(self, keys: list[ProcessKey], now: float) -> None:
+        self._due = now + SOON_S
+        try:
+            held, cpu_s = self._ask(keys) if keys else ([], 0.0)
+            self._error = None
+        except ProbingError as e:
+            self._error = e
+            raise
+        # On a busy machine a look takes long and costs little.
+        self._due = now + max(SOON_S, cpu_s / _SHARE)
+        # A process that was not reached in time is looked at again, and one that ended is soon none any more.
+        self._looked, self._unknown = now, None in held
+        self.processes = keys
+        namespaces: dict[int, ProcessKey] = {}
+        owners: dict[int, int] = {}
+        for index, (key, seen) in enumerate(zip(keys, held, strict=True)):
+            if seen:
+                namespaces.setdefault(seen[0], key)
+                for inode in seen[1]:
+                    owners.setdefault(inode, index)
+        self.namespaces = namespaces
+        self._inodes = np.array(sorted(owners), np.int64)
+        self._owners = np.array([owners[inode] for inode in self._inodes.tolist()], np.int64)
+
+    def _ask(self, keys: list[ProcessKey]) -> tuple[list[Any], float]:
+        """Returns what ``held_sockets`` found, and the time on a CPU that it took, s."""
+        timeout_ms = int(OWNERS_TIMEOUT_S * 500)
+        targets = [list(key) for key in keys]
+        answer = self._readers.call("sockets", timeout=OWNERS_TIMEOUT_S, targets=targets, timeout_ms=timeout_ms)
+        held: list[Any] = json.loads(answer.payload)
+        return held, float(answer.header.get("cpu_s") or 0.0)
+
+
+def _rank(who: Identity) -> tuple[int, int, int]:
+    return _ORDER.index(who.role) if who.role in _ORDER else len(_ORDER), who.start_ns, who.pid
+
+
+KEPT_NS = 600_000_000_000
+"""How long a closed socket is kept, ns."""
+MAX_ROWS = 4_096
+"""The most closed sockets that are kept, and the most open ones that are shown."""
+_Array = npt.NDArray[Any]
+
+
+class _Held(NamedTuple):
+    """Sockets (SOCKET) of a namespace that were there at ``seen_ns`` (UTC), and of each its index in ``who``."""
+
+    netns: int
+    sockets: _Array
+    process: _Integers
+    who: Sequence[Identity | None]
+    seen_ns: int
+
+
+class Endpoints:
+    """Safe for any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, _Held] = {}
+        self._closed: deque[_Held] = deque()
+
+    def read(self, netns: int, sockets: _Array, owners: _Integers, who: Sequence[Identity | None], now_ns: int) -> None:
+        """Takes all sockets of a namespace at ``now_ns`` (UTC). ``owners``: indices in ``who``, -1 for others."""
+        own = np.flatnonzero(owners >= 0)
+        now = _Held(netns, sockets[own], owners[own], who, now_ns)
+        with self._lock:
+            before = self._open.get(netns)
+            self._open[netns] = now
+            if before is not None and not np.array_equal(before.sockets["cookie"], now.sockets["cookie"]):
+                self._close(before, ~np.isin(before.sockets["cookie"], now.sockets["cookie"]))
+
+    def keep(self, namespaces: Collection[int], now_ns: int) -> None:
+        """Closes the sockets of all other namespaces, and forgets those that closed KEPT_NS before ``now_ns`` (UTC)."""
+        with self._lock:
+            for netns in [netns for netns in self._open if netns not in namespaces]:
+                held = self._open.pop(netns)
+                self._close(held, np.ones(len(held.sockets), bool))
+            while self._closed and self._closed[0].seen_ns < now_ns - KEPT_NS:
+                self._closed.popleft()
+
+    def rows(self, node: str, ts_ns: int) -> pa.RecordBatch:
+        """Returns net.sockets, the open ones first, then those that closed last."""
+        with self._lock:
+            still, ended = list(self._open.values()), list(reversed(self._closed))
+        common = {"node": node, "ts": ts_ns}
+        shown = [{**common, **row} for row in islice(_rows(still, closed=False), MAX_ROWS)]
+        return batch_of(SOCKETS.name, [*shown, *({**common, **row} for row in _rows(ended, closed=True))])
+
+    def _close(self, held: _Held, which: npt.NDArray[np.bool_]) -> None:
+        if not which.any():
+            return
+        room = MAX_ROWS - int(which.sum())
+        while self._closed and sum(len(part.sockets) for part in self._closed) > room:
+            self._closed.popleft()
+        gone = np.flatnonzero(which)[:MAX_ROWS]
+        self._closed.append(held._replace(sockets=held.sockets[gone], process=held.process[gone]))
+
+
+def _rows(parts: Iterable[_Held], *, closed: bool) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        for one, process in zip(part.sockets, part.process.tolist(), strict=True):
+            who = part.who[process]
+            if who is None:
+                continue
+            listens = int(one["state"]) == LISTEN
+            family = int(one["family"])
+            yield {
+                **who._asdict(),
+                "netns": part.netns,
+                "state": "closed" if closed else "listens" if listens else "open",
+                "seen": part.seen_ns,
+                "local_address": address_text(family, one["local"].tobytes()),
+                "local_port": int(one["local_port"]),
+                "peer_address": None if listens else address_text(family, one["peer"].tobytes()),
+                "peer_port": None if listens else int(one["peer_port"]),
+            }

@@ -1,9 +1,16 @@
-"""The source of net.tcp, net.paths and net.sockets: TCP connections of watched processes, by sock_diag."""
+"""The source of net.tcp, net.paths and net.sockets: TCP connections of watched processes, by sock_diag.
+
+A row in which nothing happened is left out, except for one now and then. Of a namespace whose connections cannot be
+listed there are sums, without addresses: a list takes CAP_SYS_ADMIN to enter it; /proc/PID/net/snmp and netstat
+(Documentation/networking/snmp_counter.rst) of a process in it can be read without.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,22 +19,86 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.api.tables.net import PATHS, SOCKETS, TCP
+from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
+from probing.daemon.net.counters import UNKNOWN, Counters
 from probing.daemon.net.tcp.connections import Found, Reading, by_process, found_of, paths
-from probing.daemon.net.tcp.endpoints import Endpoints
-from probing.daemon.net.tcp.owners import Owners
 from probing.daemon.net.tcp.proc_tcp import ProcSockets
-from probing.daemon.net.tcp.quiet import Quiet
 from probing.daemon.net.tcp.rows import Columns, path_batch, tcp_batch
 from probing.daemon.net.tcp.sock_diag import LISTEN, read_sockets
-from probing.daemon.net.tcp.sockets import DiagSockets
-from probing.daemon.net.tcp.totals import NamespaceTotals
+from probing.daemon.net.tcp.sockets import DiagSockets, Endpoints, Owners
 from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
-__all__ = ("TcpSource",)
+__all__ = (
+    "Quiet",
+    "TcpSource",
+)
+
+# A quiet row is written after so long, to show that the connections are there.
+AGAIN_NS = 60_000_000_000
+MAX_KNOWN = 16_384
+
+
+class Quiet:
+    """Not safe for two threads at once."""
+
+    def __init__(self) -> None:
+        self._written: OrderedDict[Hashable, int] = OrderedDict()
+
+    def wanted(self, keys: Sequence[Hashable], active: npt.NDArray[np.bool_], mono_ns: int) -> npt.NDArray[np.bool_]:
+        """Returns which rows are to be written: the active ones, and those not written for a minute."""
+        found = active.copy()
+        for row, key in enumerate(keys):
+            if not found[row]:
+                found[row] = mono_ns - self._written.get(key, mono_ns - AGAIN_NS) >= AGAIN_NS
+            if found[row]:
+                self._written[key] = mono_ns
+                self._written.move_to_end(key)
+        while len(self._written) > MAX_KNOWN:
+            self._written.popitem(last=False)
+        return found
+
+
+TIMEOUT_S = 1.0
+# Columns of net.tcp by the counters of ``reading.TOTALS``.
+_COLUMNS = ("segs_out", "segs_in", "retrans")
+
+
+class _NamespaceTotals:
+    """The last reading of each namespace. Not safe for two threads at once."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+        self._counters = Counters()
+
+    def rows(
+        self, node: str, pair: ClockPair, namespaces: Mapping[int, ProcessKey], who: Mapping[ProcessKey, Identity]
+    ) -> pa.RecordBatch | None:
+        """Returns a row for each namespace, under the process of it that ``namespaces`` names; None: there are none.
+
+        Raises ProbingError when the reader does not answer.
+        """
+        known = {netns: key for netns, key in namespaces.items() if key in who}
+        if not known:
+            return None
+        targets = [list(key) for key in known.values()]
+        found = json.loads(self._readers.call("tcp_totals", timeout=TIMEOUT_S, targets=targets).payload)
+        read = [(netns, key, totals) for (netns, key), totals in zip(known.items(), found, strict=True) if totals]
+        values = [[UNKNOWN if value is None else value for value in totals[1:]] for _, _, totals in read]
+        shaped = np.array(values, np.int64).reshape(len(read), len(_COLUMNS))
+        differences = self._counters.read([netns for netns, _, _ in read], shaped, pair.mono_ns)
+        rows = []
+        for row, (netns, key, totals) in enumerate(read):
+            if not differences.new[row]:
+                rise: dict[str, Any] = dict(zip(_COLUMNS, differences.rise[row].tolist(), strict=True))
+                common = {"node": node, "ts": pair.real_ns, "netns": netns, "sockets": totals[0]}
+                interval = {"interval_ns": int(differences.interval[row])}
+                rows.append({**who[key]._asdict(), **common, **interval, **rise})
+        return batch_of(TCP.name, rows) if rows else None
+
 
 MAX_ROWS = 4_096
 # Readings may take this part of a core: a node with very many connections is read less often.
@@ -57,7 +128,7 @@ class TcpSource(Source):
         self._listed: dict[int, npt.NDArray[Any]] = {}
         self._quiet = Quiet()
         self._endpoints = Endpoints()
-        self._totals = NamespaceTotals(readers)
+        self._totals = _NamespaceTotals(readers)
         self._proc = ProcSockets(readers)
         self._rest_until = 0.0
         self._reasons: list[str] = []

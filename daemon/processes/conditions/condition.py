@@ -9,9 +9,15 @@ from typing import Any
 
 from probing.api.errors import ProbingError, UsageError
 from probing.daemon.ipc import Header, Message
-from probing.daemon.processes.conditions.asleep import asleep_ns
 from probing.daemon.processes.conditions.cgroups import read_cgroups
-from probing.daemon.processes.conditions.counters import parse_io, parse_schedstat, parse_task_stat, status_fields
+from probing.daemon.processes.conditions.counters import (
+    asleep_ns,
+    parse_io,
+    parse_schedstat,
+    parse_task_stat,
+    read_loads,
+    status_fields,
+)
 from probing.daemon.processes.conditions.mounts import (
     MAX_MOUNTINFO,
     Mount,
@@ -20,7 +26,6 @@ from probing.daemon.processes.conditions.mounts import (
     parse_mounts,
     waits_for_others,
 )
-from probing.daemon.processes.conditions.neighbours import read_loads
 from probing.daemon.processes.conditions.waits import WaitReader
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.procfs import clean_text

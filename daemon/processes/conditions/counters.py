@@ -1,23 +1,41 @@
 """Parses the counters of a process or thread in /proc: bytes in, plain numbers out; None where the kernel has none.
 
 Formats: proc(5), Documentation/scheduler/sched-stats.rst. Each number is bounded, and so is each text.
+
+How long ago a thread last ran, from ``se.exec_start`` of its sched file (CONFIG_SCHED_DEBUG, kernel/sched/debug.c).
+
+That time is on the task clock of the CPU on which the thread ran. The task clocks of two CPUs differ by the time that
+interrupts and the hypervisor took from each since boot (kernel/sched/core.c, update_rq_clock_task). So it is compared
+with the clock of the same CPU: the reader runs there for a moment.
+
+Which other processes used the CPUs of a process: the difference of two lists of all processes of the machine.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
-from probing.daemon.processes.procfs import TICK_NS, clean_text
+from probing.api.errors import ProbingError
+from probing.daemon.processes.procfs import TICK_NS, clean_text, parse_stat
+from probing.daemon.processes.target import Target
 
 __all__ = (
-    "TaskStat",
+    "Load",
+    "asleep_ns",
     "exec_start_ns",
     "idle_ns",
+    "neighbours_of",
     "parse_io",
     "parse_schedstat",
     "parse_task_stat",
+    "read_loads",
     "status_fields",
     "taken_ns",
 )
@@ -27,7 +45,7 @@ _EXEC_START = re.compile(rb"^se\.exec_start\s*:\s*(\d{1,15})\.(\d{6})", re.MULTI
 _MAJOR_FAULTS, _USER, _SYSTEM, _PROCESSOR = 9, 11, 12, 36
 
 
-class TaskStat(NamedTuple):
+class _TaskStat(NamedTuple):
     """``cpu_ns`` is counted in ticks of 10 ms. ``processor``: the CPU on which it last ran."""
 
     name: str
@@ -37,7 +55,7 @@ class TaskStat(NamedTuple):
     processor: int | None
 
 
-def parse_task_stat(data: bytes) -> TaskStat | None:
+def parse_task_stat(data: bytes) -> _TaskStat | None:
     """Returns the counters of a stat file of a process or thread; None when it is cut short."""
     head, _, rest = data.rpartition(b")")
     fields = rest.split()
@@ -45,7 +63,7 @@ def parse_task_stat(data: bytes) -> TaskStat | None:
     try:
         cpu = (_number(fields[_USER]) + _number(fields[_SYSTEM])) * TICK_NS
         processor = _number(fields[_PROCESSOR]) if len(fields) > _PROCESSOR else None
-        return TaskStat(
+        return _TaskStat(
             clean_text(name[:64], 32), fields[0][:1].decode("ascii"), _number(fields[_MAJOR_FAULTS]), cpu, processor
         )
     except (ValueError, IndexError):
@@ -140,3 +158,119 @@ def _number(word: bytes) -> int:
     if len(word) > 20:
         raise ValueError("too many digits")
     return int(word)
+
+
+_BYTES = 16 << 10
+# A line of /proc/stat for each of 1,000 CPUs.
+_STAT_BYTES = 128 << 10
+# Clocks that are closer than this count as one.
+_CLOSE_NS = 20_000_000
+
+
+def asleep_ns(target: Target, tid: int, cpu: int | None) -> int | None:
+    """Returns for how long the thread ``tid``, which last ran on ``cpu`` and does not run, has not run, at least.
+
+    None: the kernel does not show it. Raises ProcessGone.
+    """
+    then = exec_start_ns(_read(target, f"task/{tid}/sched"))
+    if not then:
+        return None
+    now, own_cpu = _now()
+    apart = _apart_ns(cpu, own_cpu)
+    if apart > _CLOSE_NS and cpu is not None:
+        with _on(cpu):
+            now, own_cpu = _now()
+        apart = 0 if own_cpu == cpu else apart
+    return None if now is None else max(0, now - then - apart)
+
+
+def _now() -> tuple[int | None, int | None]:
+    """When this thread was last put on its CPU, on that CPU's clock, and the CPU."""
+    tid = threading.get_native_id()
+    with Target(os.getpid()) as own:
+        stat = parse_task_stat(_read(own, f"task/{tid}/stat"))
+        return exec_start_ns(_read(own, f"task/{tid}/sched")), stat.processor if stat else None
+
+
+def _apart_ns(cpu: int | None, other: int | None) -> int:
+    try:
+        with open("/proc/stat", "rb", buffering=0) as file:
+            taken = taken_ns(file.read(_STAT_BYTES) or b"")
+    except OSError:
+        taken = {}
+    return abs(taken.get(cpu, 0) - taken.get(other, 0))
+
+
+@contextmanager
+def _on(cpu: int) -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    try:
+        # Refused where the reader's cpuset lacks this CPU.
+        with suppress(OSError):
+            os.sched_setaffinity(0, {cpu})
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, before)
+
+
+def _read(target: Target, name: str) -> bytes:
+    try:
+        return target.read(name, _BYTES)
+    except ProbingError:
+        return b""
+
+
+MAX_PIDS = 16_384
+MAX_NEIGHBOURS = 5
+
+
+class Load(NamedTuple):
+    """A process: ``cpu_ns`` since its start in ticks of 10 ms, and ``cpu``, on which its main thread last ran."""
+
+    pid: int
+    start_ns: int
+    name: str
+    cpu: int | None
+    cpu_ns: int
+
+
+def read_loads(deadline: float, proc: Path = Path("/proc")) -> list[Load] | None:
+    """Returns all processes that used a CPU, kernel threads among them.
+
+    None when that takes longer than until ``deadline`` (time.monotonic()): a process that one of two lists lacks would
+    seem to be new.
+    """
+    found = []
+    for name in os.listdir(proc)[:MAX_PIDS]:  # noqa: PTH208
+        if time.monotonic() > deadline:
+            return None
+        if name.isdigit() and (load := _load(proc / name / "stat")) is not None and load.cpu_ns:
+            found.append(load)
+    return found
+
+
+def _load(path: Path) -> Load | None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            data = file.read(4_096) or b""
+        who, used = parse_stat(data), parse_task_stat(data)
+    except (OSError, ProbingError):
+        return None  # it ended between the listing and the read
+    return Load(who.pid, who.start_ns, used.name, used.processor, used.cpu_ns) if used else None
+
+
+def neighbours_of(
+    first: Sequence[Load], second: Sequence[Load], pid: int, cpus: Collection[int]
+) -> list[tuple[str, int, int]]:
+    """Returns name, pid and CPU ns of the five processes but ``pid`` that used ``cpus`` most between two readings.
+
+    A process that is new counts from its start.
+    """
+    before = {(load.pid, load.start_ns): load.cpu_ns for load in first}
+    used = [
+        (load.name, load.pid, load.cpu_ns - before.get((load.pid, load.start_ns), 0))
+        for load in second
+        if load.pid != pid and load.cpu in cpus
+    ]
+    return sorted((u for u in used if u[2] > 0), key=lambda u: -u[2])[:MAX_NEIGHBOURS]

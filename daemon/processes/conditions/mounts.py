@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from probing.daemon.processes.openat2 import O_PATH, handle_below
+from probing.daemon.processes.files import O_PATH, handle_below
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.processes.target import Target
 

@@ -1,9 +1,16 @@
-"""Keeps the ELF files open that a parser unwinds with, and maps instructions of a process to them."""
+"""Keeps the ELF files open that a parser unwinds with, and maps instructions of a process to them.
+
+Demangles names of C++ functions with the C++ library.
+
+Names come from hostile files, and demanglers have had bugs: only a parser, which has no rights, does this.
+"""
 
 from __future__ import annotations
 
 import bisect
+import ctypes
 import fcntl
+import functools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -13,10 +20,90 @@ from probing.api.errors import TargetError, UnsupportedTarget
 from probing.daemon.elf.cfi import FrameTable, Row
 from probing.daemon.elf.file import X86_64, Elf
 from probing.daemon.elf.functions import Functions
-from probing.daemon.python_stack.native.demangle import readable
+from probing.daemon.processes.procfs import clean_text
 from probing.daemon.python_stack.native.payload import CodeMapping
 
-__all__ = ("CodeSpace", "FileNeeded", "Module", "Modules", "Place")
+__all__ = (
+    "CodeSpace",
+    "FileNeeded",
+    "Modules",
+    "Place",
+    "readable",
+)
+
+MAX_NAME = 512
+_MAX_MANGLED = 4096
+_MAX_DEMANGLED = 1 << 20
+
+
+@functools.lru_cache(maxsize=16_384)
+def readable(name: bytes) -> str:
+    """Returns a symbol's name, demangled if it is a C++ name, printable, of at most 512 characters.
+
+    A longer name loses the arguments of its templates, the innermost first.
+    """
+    return clean_text(_shortened(_demangled(name).decode("utf-8", "backslashreplace")), MAX_NAME)
+
+
+def _demangled(name: bytes) -> bytes:
+    library = _library()
+    # GCC marks a split-off part by a suffix behind a dot, which the C++ library puts into brackets.
+    if library is None or not name.startswith((b"_Z", b"__Z")) or len(name) > _MAX_MANGLED:
+        return name
+    status = ctypes.c_int(-1)
+    found = library.__cxa_demangle(name, None, None, ctypes.byref(status))
+    if not found:
+        return name
+    try:
+        return ctypes.string_at(found)[:_MAX_DEMANGLED] if status.value == 0 else name
+    finally:
+        _libc.free(found)
+
+
+def _shortened(name: str) -> str:
+    for depth in (3, 2, 1):
+        if len(name) <= MAX_NAME:
+            break
+        name = _without_arguments(name, depth)
+    return name
+
+
+def _without_arguments(name: str, keep: int) -> str:
+    """Replaces all text nested ``keep`` deep in <> by an ellipsis."""
+    kept, depth = [], 0
+    operator = name.find("operator")
+    for at, character in enumerate(name):
+        arrow = character == ">" and name[at - 1 : at] == "-"
+        named = operator >= 0 and operator + 8 <= at < operator + 11
+        if character == "<" and not named:
+            depth += 1
+            if depth == keep:
+                kept.append("<\u2026>")
+        elif character == ">" and depth and not arrow and not named:
+            if depth < keep:
+                kept.append(character)
+            depth -= 1
+            continue
+        if depth < keep:
+            kept.append(character)
+    return "".join(kept)
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return None
+    library.__cxa_demangle.restype = ctypes.c_void_p
+    library.__cxa_demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
+    return library
+
+
+_libc = ctypes.CDLL(None)
+_libc.free.restype = None
+_libc.free.argtypes = [ctypes.c_void_p]
+
 
 _MAX_FILES = 512
 _MAX_SYMBOLS = 16 << 20
@@ -38,7 +125,7 @@ class FileNeeded(Exception):
         self.mapping = mapping
 
 
-class Module:
+class _Module:
     """One ELF file, open as ``fd``, which it owns. Damaged parts of it count as missing."""
 
     def __init__(self, fd: int) -> None:
@@ -109,7 +196,7 @@ class Modules:
     """Files by device and inode. The held descriptor keeps the inode from being reused for another file."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[_FileId, Module] = OrderedDict()
+        self._files: OrderedDict[_FileId, _Module] = OrderedDict()
         self._aliases: OrderedDict[_Alias, _FileId] = OrderedDict()
         self._fds: dict[_FileId, int] = {}
 
@@ -119,7 +206,7 @@ class Modules:
         file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         if file not in self._files:
             own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
-            self._files[file] = Module(own)
+            self._files[file] = _Module(own)
             self._fds[file] = own
         # On overlayfs, maps and the file name different devices: the match then holds for this process alone, as the
         # reader reported it.
@@ -131,7 +218,7 @@ class Modules:
         while len(self._files) > _MAX_FILES or (len(self._files) > 1 and self._too_many()):
             self._drop(next(iter(self._files)))
 
-    def get(self, mapping: CodeMapping, process: tuple[int, int]) -> Module | None:
+    def get(self, mapping: CodeMapping, process: tuple[int, int]) -> _Module | None:
         for scope in ((0, 0), process):
             file = self._aliases.get((*mapping[3:6], scope))
             if file is None or file not in self._files:
@@ -161,7 +248,7 @@ class Place(NamedTuple):
 
     mapping: CodeMapping
     offset: int
-    module: Module | None
+    module: _Module | None
     address: int | None
 
 
@@ -176,7 +263,7 @@ class CodeSpace:
         self._modules = modules
         self._process = process
         self._absent = absent
-        self._held: dict[CodeMapping, Module] = {}
+        self._held: dict[CodeMapping, _Module] = {}
 
     def holds(self, ip: int) -> CodeMapping | None:
         """Returns the executable mapping that holds an address."""

@@ -28,8 +28,8 @@ from probing.daemon.python_stack.native.payload import (
     StackCopy,
 )
 from probing.daemon.python_stack.stacks.dump import dump_stacks
+from probing.daemon.python_stack.walk.capture import parse_request
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.python_stack.walk.prepared import parse_request
 from probing.daemon.stack_wire import Thread, pack
 
 __all__ = ("copy_stacks", "handlers")

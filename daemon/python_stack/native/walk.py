@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.elf.cfi import Row, Rule
-from probing.daemon.elf.cfi_expressions import evaluate
+from probing.daemon.elf.cfi_programs import evaluate
 from probing.daemon.python_stack.native.modules import CodeSpace, Place
 from probing.daemon.python_stack.native.payload import StackCopy
 

@@ -21,10 +21,9 @@ from probing.api.errors import CorruptTarget, InternalError, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.python_stack.sampling.thread_states import checked_request
-from probing.daemon.python_stack.walk.codes import read_codes
+from probing.daemon.python_stack.walk.capture import checked_layout
+from probing.daemon.python_stack.walk.codes import line_of, read_codes
 from probing.daemon.python_stack.walk.layouts import Layout
-from probing.daemon.python_stack.walk.lines import line_of
-from probing.daemon.python_stack.walk.prepared import checked_layout
 from probing.daemon.python_stack.walk.snapshot import Snapshot, is_count, word
 
 __all__ = (

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from probing.api.errors import ProbingError, UnsupportedTarget
 from probing.daemon.bpf.cpu_clock import CpuClock, known_to_freeze, running_release
 from probing.daemon.bpf.probe_slots import SLOTS
-from probing.daemon.bpf.ring import Ring
-from probing.daemon.bpf.ring_size import checked_ring_size
+from probing.daemon.bpf.ring import Ring, checked_ring_size
 from probing.daemon.bpf.session import Session
 from probing.daemon.python_stack.sampling.kernel_maps import SampledProcesses
 from probing.daemon.python_stack.sampling.off_cpu.kernel_entries import OffCpuEntries

@@ -16,9 +16,9 @@ from probing.api.errors import CorruptTarget, ProcessGone
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import Memory, ProcessMemory, Range
 from probing.daemon.processes.procfs import clean_text, parse_status
+from probing.daemon.python_stack.walk.capture import checked_layout, parse_request
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.python_stack.walk.prepared import checked_layout, parse_request
 from probing.daemon.python_stack.walk.snapshot import Snapshot
 from probing.daemon.python_stack.walk.threads import MAX_THREADS, KernelThread, check_process, match_threads
 from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker

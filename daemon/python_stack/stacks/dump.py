@@ -16,13 +16,12 @@ from probing.api.errors import CorruptTarget, UnsupportedTarget
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.stacks.thread_names import KnownNames, thread_names
+from probing.daemon.python_stack.values.frames import LocalsReader
 from probing.daemon.python_stack.values.layout import object_layout
-from probing.daemon.python_stack.values.locals import LocalsReader
-from probing.daemon.python_stack.walk.capture import Capture, capture
+from probing.daemon.python_stack.walk.capture import Capture, Prepared, capture, forget, parse_request, prepared
 from probing.daemon.python_stack.walk.codes import Code
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.python_stack.walk.prepared import Prepared, forget, parse_request, prepared
 from probing.daemon.python_stack.walk.threads import KernelThread, check_process, match_threads, read_threads
 from probing.daemon.python_stack.walk.walker import RawFrame, RawThread
 from probing.daemon.stack_wire import Frame, Thread, pack

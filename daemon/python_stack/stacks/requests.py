@@ -18,8 +18,15 @@ from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
-from probing.daemon.python_stack.walk.locate import SYMBOLS, RuntimeInfo, RuntimeSymbols, candidates, locate
-from probing.daemon.python_stack.walk.release import release_of, sys_hexversion
+from probing.daemon.python_stack.walk.locate import (
+    SYMBOLS,
+    RuntimeInfo,
+    RuntimeSymbols,
+    candidates,
+    locate,
+    release_of,
+    sys_hexversion,
+)
 from probing.daemon.python_stack.walk.search import find_runtime
 from probing.daemon.stack_wire import Thread, threads_of
 

@@ -9,18 +9,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from probing.api.errors import CorruptTarget, UsageError
 from probing.daemon.processes.memory import Memory, ProcessMemory
+from probing.daemon.processes.redaction import names_secret
 from probing.daemon.python_stack.values.attributes import walk
-from probing.daemon.python_stack.values.frames import Frames
+from probing.daemon.python_stack.values.frames import NAME_IS_SECRET, Frames
 from probing.daemon.python_stack.values.heap import CHANGED, Heap, Torn
 from probing.daemon.python_stack.values.layout import object_layout
-from probing.daemon.python_stack.values.locals import NAME_IS_SECRET
 from probing.daemon.python_stack.values.names import Name, parse_names
 from probing.daemon.python_stack.values.objects import Objects
-from probing.daemon.python_stack.values.render import Renderer, Value
-from probing.daemon.python_stack.values.secrets import HIDDEN, names_secret
-from probing.daemon.python_stack.walk.capture import capture
+from probing.daemon.python_stack.values.render import HIDDEN, Renderer, Value
+from probing.daemon.python_stack.walk.capture import capture, parse_request, prepared
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
-from probing.daemon.python_stack.walk.prepared import parse_request, prepared
 from probing.daemon.python_stack.walk.threads import check_process, match_threads, read_threads
 from probing.daemon.python_stack.walk.walker import RawFrame
 from probing.daemon.stack_wire import CUT, MAX_BYTES, VARIABLE_BYTES, NamedVariable, json_bytes

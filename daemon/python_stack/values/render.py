@@ -1,4 +1,6 @@
-"""Renders values as Python writes them, bounded, without running code of the target."""
+"""Renders values as Python writes them, bounded, without running code of the target; hides secrets by the rules for
+command lines (``processes.redaction``).
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,33 @@ from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
+from probing.daemon.processes.redaction import command_text, names_secret, takes_secret
 from probing.daemon.python_stack.values.heap import CHANGED, Torn
 from probing.daemon.python_stack.values.objects import ENUM_TYPES, Objects, Type
-from probing.daemon.python_stack.values.process_groups import process_group_text
-from probing.daemon.python_stack.values.secrets import HIDDEN, looks_secret, names_secret, takes_secret
-from probing.daemon.python_stack.values.tensors import read_tensor, torch_text
+from probing.daemon.python_stack.values.torch_objects import process_group_text, read_tensor, torch_text
 
-__all__ = ("SECRET", "Renderer", "Value")
+__all__ = (
+    "HIDDEN",
+    "Renderer",
+    "Value",
+    "looks_secret",
+)
+
+HIDDEN = "<redacted>"
+_MAX_TEXT = 1024
+
+
+def looks_secret(text: str) -> bool:
+    """Whether ``text`` has the shape of a token or holds a password, so that a command line would hide it."""
+    shown = text[:_MAX_TEXT]
+    return command_text((shown,)) != clean_text(shown, _MAX_TEXT)
+
 
 MAX_DEPTH = 3
 MAX_ITEMS = 16
 MAX_CHARACTERS = 256
 MAX_TOTAL = 1024
-SECRET = "it looks like a secret"  # noqa: S105
+_SECRET = "it looks like a secret"  # noqa: S105
 _NUMPY = {
     "numpy.float16": "e",
     "numpy.float32": "f",
@@ -84,7 +100,7 @@ class Renderer:
             return Value(of.short, text, _as_float(tensor.number), tensor.reason)
         text = self._text(address, 0, ())
         if text == HIDDEN:
-            return Value(of.short, HIDDEN, None, SECRET)
+            return Value(of.short, HIDDEN, None, _SECRET)
         if len(text) > MAX_TOTAL:
             text = text[: MAX_TOTAL - 3] + "..."
         return Value(of.short, clean_text(text, MAX_TOTAL), self._number(address, of))

@@ -25,8 +25,9 @@ from probing.daemon.python_stack.walk.locate import (
     locate,
     mapped_name,
     named_python,
+    release_of,
+    sys_hexversion,
 )
-from probing.daemon.python_stack.walk.release import release_of, sys_hexversion
 
 __all__ = ("find_runtime",)
 

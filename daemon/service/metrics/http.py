@@ -3,6 +3,8 @@
 It is asyncio's, in the event loop of the service; nothing here waits but for the caller, and a page is made elsewhere.
 /metrics wants the token as gRPC over TCP does; /healthz says one word from memory, wants none, and always has a place:
 of too many connections the oldest of the address or local user with the most ends. RFC 9112 has the syntax.
+
+/metrics and /healthz of the service: the reading of rows, the HTTP server and its port, as one part.
 """
 
 from __future__ import annotations
@@ -11,22 +13,27 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from probing.api.errors import Overloaded, ProbingError, Unauthenticated
+from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.query.caller import Caller, Scope
+from probing.daemon.query.engine import Engine
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.auth import Doorkeeper, require
-from probing.daemon.service.handshakes import Handshakes
-from probing.daemon.service.metrics.scrape import BAD
-from probing.daemon.service.peer_name import peer_name
-from probing.daemon.service.places import Places
+from probing.daemon.service.connections import Handshakes, Places, peer_name
+from probing.daemon.service.listening import Listeners, TcpPort
+from probing.daemon.service.metrics.page import RequestTimes
+from probing.daemon.service.metrics.scrape import BAD, Scraper
 from probing.daemon.service.tls import Certificate, Tls
 
-__all__ = ("HttpServer",)
+__all__ = (
+    "HttpServer",
+    "Metrics",
+)
 
 MAX_REQUEST = 8 << 10
 # Connections in all, and of one address or local user; and those of them that wait for a page, or read one.
@@ -200,3 +207,47 @@ def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
         return "", "", {}
     pairs = (line.partition(":") for line in rest if ":" in line)
     return words[0], words[1].partition("?")[0], {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+class Metrics:
+    """Answers on ``address`` (HOST:PORT). Belongs to one event loop.
+
+    ``status`` returns the collector's status within so many seconds, or raises PeerError; ``calls`` the calls under
+    way, by kind, ``hooks`` the hooks of findings, by outcome.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        node: str,
+        version: str,
+        engine: Engine,
+        status: Callable[[float], Mapping[str, Any]],
+        keeper: Doorkeeper,
+        tls: Tls,
+        audit: Audit,
+        calls: Callable[[], Mapping[str, int]],
+        hooks: Callable[[], Mapping[str, int]],
+        listeners: Listeners | None = None,
+    ) -> None:
+        self._scraper = Scraper(node, version, engine, status, refused=lambda: audit.counts, calls=calls, hooks=hooks)
+        self._http = HttpServer(self._scraper, keeper, tls, audit)
+        self._port = TcpPort("http", address, self._http.serve, listeners)
+
+    async def start(self) -> None:
+        """Listens; a port that is taken is tried again."""
+        await self._port.start()
+
+    def stop(self) -> None:
+        self._port.stop()
+        self._http.close()
+        self._scraper.close()
+
+    def sources(self) -> list[pb.Source]:
+        """Returns the state of the port for Status, if it is degraded."""
+        return self._port.sources()
+
+    @property
+    def times(self) -> RequestTimes:
+        """Where calls and queries are counted."""
+        return self._scraper.times

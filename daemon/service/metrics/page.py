@@ -1,4 +1,7 @@
-"""Makes the families of /metrics from what a scrape has read. Pure."""
+"""Makes the families of /metrics from what a scrape has read, and writes them in Prometheus' text format 0.0.4.
+
+Prometheus' library is imported where it is used: a daemon without a page does without it in memory.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ from typing import Any
 from probing.api.text import escape
 from probing.daemon.service.metrics.parts import MOST_SERIES, PARTS, Part
 
-__all__ = ("NUMBERS", "Family", "Readings", "families")
+__all__ = (
+    "Readings",
+    "RequestTimes",
+    "metric_names",
+    "page_text",
+)
 
 # Texts of jobs may be long; two that are equal after the cut share a series, with the larger value.
 MAX_LABEL = 128
@@ -27,7 +35,7 @@ _SINGLE = (
     ("waiting_rows", "probingd_waiting_rows", "Rows that wait to be written to the log.", 1.0),
 )
 # Keys of the status that become metrics of one value.
-NUMBERS = tuple(key for key, *_ in _SINGLE)
+_NUMBERS = tuple(key for key, *_ in _SINGLE)
 _Row = Mapping[str, Any]
 _Key = tuple[str, ...]
 
@@ -52,7 +60,7 @@ class Readings:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class _Family:
     """The series of one name: values by the values of ``labels``. A counter's name ends in ``_total`` on the page."""
 
     name: str
@@ -62,30 +70,32 @@ class Family:
     counter: bool = False
 
 
-def families(readings: Readings) -> Iterator[Family]:
+def _families(readings: Readings) -> Iterator[_Family]:
     """Yields each family of the page once. What was not read is absent, and probingd_scrape_success says so."""
     for part in PARTS:
         yield from _of_part(part, readings.rows.get(part.name, ())[:MOST_SERIES])
     who = {"version": readings.version, "node": readings.node}
     values = {tuple(map(_label, who.values())): 1.0}
-    yield Family("probingd_build_info", "1; the version of the daemon, and its node.", tuple(who), values)
+    yield _Family("probingd_build_info", "1; the version of the daemon, and its node.", tuple(who), values)
     yield _single("probingd_queries_running", "Queries that run now.", readings.running_queries)
     yield _single("probingd_queries_waiting", "Queries that wait for others to end.", readings.waiting_queries)
     calls: dict[_Key, float] = {(_label(kind),): float(count) for kind, count in readings.calls.items()}
     if calls:
-        yield Family("probingd_calls_running", "Calls of clients and nodes under way.", ("kind",), calls)
+        yield _Family("probingd_calls_running", "Calls of clients and nodes under way.", ("kind",), calls)
     refused: dict[_Key, float] = {(_label(reason),): float(count) for reason, count in readings.refused.items()}
     if refused:
-        yield Family("probingd_refused", "Connections and calls that were refused.", ("reason",), refused, counter=True)
+        yield _Family(
+            "probingd_refused", "Connections and calls that were refused.", ("reason",), refused, counter=True
+        )
     hooks: dict[_Key, float] = {(_label(outcome),): float(count) for outcome, count in readings.hooks.items()}
     if hooks:
         doc = "Hooks of findings that were started and that failed, and findings that were lost to them."
-        yield Family("probingd_hooks", doc, ("outcome",), hooks, counter=True)
+        yield _Family("probingd_hooks", doc, ("outcome",), hooks, counter=True)
     yield from _of_status(readings.status)
     yield from _of_scrape(readings)
 
 
-def _of_part(part: Part, rows: Sequence[_Row]) -> Iterator[Family]:
+def _of_part(part: Part, rows: Sequence[_Row]) -> Iterator[_Family]:
     for metric in part.metrics:
         values: dict[_Key, float] = {}
         for row in rows:
@@ -95,13 +105,13 @@ def _of_part(part: Part, rows: Sequence[_Row]) -> Iterator[Family]:
             key = tuple(_label(row.get(column)) for column in part.labels.values())
             values[key] = max(value * metric.scale, values.get(key, -math.inf))
         if values:
-            yield Family(metric.name, metric.doc, tuple(part.labels), values)
+            yield _Family(metric.name, metric.doc, tuple(part.labels), values)
 
 
-def _of_status(status: Mapping[str, Any]) -> Iterator[Family]:
+def _of_status(status: Mapping[str, Any]) -> Iterator[_Family]:
     now = status.get("state", "lost")
     states: dict[_Key, float] = {(name,): float(now == name) for name in _STATES}
-    yield Family("probingd_state", "1 for the state that the daemon is in.", ("state",), states)
+    yield _Family("probingd_state", "1 for the state that the daemon is in.", ("state",), states)
     for key, name, doc, scale in _SINGLE:
         if isinstance(value := status.get(key), int):
             yield _single(name, doc, value * scale)
@@ -111,25 +121,25 @@ def _of_status(status: Mapping[str, Any]) -> Iterator[Family]:
     }
     if losses:
         doc = "Gaps reported in probing.losses, by the source that lost rows and the stage that they were lost in."
-        yield Family("probingd_losses", doc, ("source", "stage"), losses, counter=True)
+        yield _Family("probingd_losses", doc, ("source", "stage"), losses, counter=True)
     yield from _of_sources(list(status.get("sources", ()))[:MAX_SOURCES])
 
 
-def _of_sources(sources: Sequence[_Row]) -> Iterator[Family]:
+def _of_sources(sources: Sequence[_Row]) -> Iterator[_Family]:
     named: dict[_Key, _Row] = {(_label(source.get("name")),): source for source in sources}
     if not named:
         return
     label = ("source",)
     running = {key: float(source.get("state") == "running") for key, source in named.items()}
-    yield Family("probingd_source_running", "1 while the source runs as it should.", label, running)
+    yield _Family("probingd_source_running", "1 while the source runs as it should.", label, running)
     states: dict[_Key, float] = {
         (*key, state): float(state == _state(source)) for key, source in named.items() for state in _SOURCE_STATES
     }
-    yield Family("probingd_source_state", "1 for the state that the source is in.", ("source", "state"), states)
+    yield _Family("probingd_source_state", "1 for the state that the source is in.", ("source", "state"), states)
     rows = {key: float(source.get("rows") or 0) for key, source in named.items()}
-    yield Family("probingd_source_rows", "Rows that the source has made.", label, rows, counter=True)
+    yield _Family("probingd_source_rows", "Rows that the source has made.", label, rows, counter=True)
     lost = {key: float(source.get("lost") or 0) for key, source in named.items()}
-    yield Family("probingd_source_lost_rows", "Rows that the source has lost.", label, lost, counter=True)
+    yield _Family("probingd_source_lost_rows", "Rows that the source has lost.", label, lost, counter=True)
 
 
 def _state(source: _Row) -> str:
@@ -137,19 +147,103 @@ def _state(source: _Row) -> str:
     return state if state in _SOURCE_STATES else "other"
 
 
-def _of_scrape(readings: Readings) -> Iterator[Family]:
+def _of_scrape(readings: Readings) -> Iterator[_Family]:
     yield _single("probingd_scrape_duration_seconds", "Time that the reading of this page took.", readings.seconds)
     good = readings.rows.keys() - readings.failed.keys()
     read: dict[_Key, float] = {(p.name,): float(p.name in good) for p in PARTS}
-    yield Family("probingd_scrape_success", "1 where the part of the page was read.", ("part",), read)
+    yield _Family("probingd_scrape_success", "1 where the part of the page was read.", ("part",), read)
     cut: dict[_Key, float] = {(p.name,): float(len(readings.rows.get(p.name, ())) > MOST_SERIES) for p in PARTS}
-    yield Family("probingd_scrape_truncated", "1 where the part has more series than are shown.", ("part",), cut)
+    yield _Family("probingd_scrape_truncated", "1 where the part has more series than are shown.", ("part",), cut)
 
 
-def _single(name: str, doc: str, value: float) -> Family:
-    return Family(name, doc, (), {(): float(value)})
+def _single(name: str, doc: str, value: float) -> _Family:
+    return _Family(name, doc, (), {(): float(value)})
 
 
 def _label(value: object) -> str:
     """Returns the value of a label: printable, of bounded length, and encodable."""
     return "" if value is None else escape(str(value), MAX_LABEL)
+
+
+# The methods that answer with the rows of a query.
+_QUERIES = ("Query", "DoGet")
+_BUCKETS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class RequestTimes:
+    """The lengths of the calls and queries that this node has answered. Safe for many threads."""
+
+    def __init__(self) -> None:
+        import prometheus_client
+        from prometheus_client import CollectorRegistry, Histogram
+
+        # It has no types.
+        without_times: Any = prometheus_client.disable_created_metrics
+        without_times()
+        self.registry = CollectorRegistry()
+        self._queries = Histogram(
+            "probingd_query_duration_seconds",
+            "Time from a query to the end of its answer.",
+            ("outcome",),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._calls = Histogram(
+            "probingd_request_duration_seconds",
+            "Time from a call to the end of its answer.",
+            ("method", "outcome"),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+
+    def call(self, method: str, seconds: float, outcome: str) -> None:
+        """Counts a call of ``method``, one of the names that our services have, that took ``seconds``; ``outcome`` is
+        ok, failed or cancelled."""
+        self._calls.labels(method, outcome).observe(seconds)
+        if method in _QUERIES:
+            self._queries.labels(outcome).observe(seconds)
+
+
+def page_text(readings: Readings, times: RequestTimes) -> bytes:
+    """Returns the text of the page."""
+    from prometheus_client import generate_latest
+
+    found: Any = _Collected(readings, times)
+    return generate_latest(found)
+
+
+def metric_names() -> frozenset[str]:
+    """Returns the names of all samples that a page can have, without labels."""
+    times = RequestTimes()
+    times.call("Query", 0.0, "ok")
+    losses = [{"source": "x", "stage": "ring"}]
+    status = {"state": "running", "sources": [{"name": "x"}], "losses": losses, **dict.fromkeys(_NUMBERS, 1)}
+    rows = {part.name: [_example(part)] for part in PARTS}
+    found = _Collected(Readings("0", "n", rows, {}, status, refused={"x": 1}, calls={"x": 1}, hooks={"x": 1}), times)
+    return frozenset(sample.name for family in found.collect() for sample in family.samples)
+
+
+class _Collected:
+    """What ``generate_latest`` reads, as a registry has it."""
+
+    def __init__(self, readings: Readings, times: RequestTimes) -> None:
+        self._readings = readings
+        self._times = times
+
+    def collect(self) -> Iterator[Any]:
+        yield from map(_metric, _families(self._readings))
+        yield from self._times.registry.collect()
+
+
+def _metric(family: _Family) -> Any:
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if family.counter else GaugeMetricFamily
+    made = kind(family.name, family.doc, labels=family.labels)
+    for key, value in family.values.items():
+        made.add_metric(key, value)
+    return made
+
+
+def _example(part: Part) -> dict[str, Any]:
+    return {**dict.fromkeys(part.labels.values(), "x"), **{metric.column: 1 for metric in part.metrics}}

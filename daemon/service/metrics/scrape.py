@@ -19,8 +19,7 @@ import pyarrow as pa
 from probing.api.errors import ProbingError
 from probing.daemon.query.answer import Item, StatementEnd
 from probing.daemon.query.caller import Caller
-from probing.daemon.service.metrics.exposition import RequestTimes, page_text
-from probing.daemon.service.metrics.page import Readings
+from probing.daemon.service.metrics.page import Readings, RequestTimes, page_text
 from probing.daemon.service.metrics.parts import PARTS
 
 __all__ = ("BAD", "Scraper")

@@ -1,4 +1,4 @@
-"""Imports rows of other state directories and of Parquet files into this one: ``probingd import``."""
+"""Imports rows of other state directories and of Parquet files into this one, but none twice: ``probingd import``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from probing.daemon.store.decoder import Decoder
 from probing.daemon.store.directory_lock import kept_unused
 from probing.daemon.store.files import open_file
 from probing.daemon.store.format import RingPosition
-from probing.daemon.store.importing.duplicates import is_imported
 from probing.daemon.store.importing.journal import RING, Entry, Journal, Span
 from probing.daemon.store.importing.rows import check_columns, physical_rows
 from probing.daemon.store.importing.sources import ImportProblem, Unit, find_units
@@ -25,7 +24,47 @@ from probing.daemon.store.importing.target import Target, acting_as, append_loss
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.store import Store
 
-__all__ = ("Imported", "import_sources")
+__all__ = (
+    "Imported",
+    "import_sources",
+)
+
+
+def _is_imported(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> bool:
+    """Returns whether the rows of table ``name`` in ``unit`` were imported from other files.
+
+    Between two copies of a state directory log parts are sealed and segments merged, so the same rows come in other
+    files. Raises FormatError when only some of the rows may have been imported.
+    """
+    if unit.parts is None or not unit.node:
+        return False
+    first, last = unit.parts
+    known = [
+        (entry.parts, entry.tables[name])
+        for entry in older
+        if entry.parts
+        and entry.node == unit.node
+        and name in entry.tables
+        and entry.parts[0] <= last
+        and first <= entry.parts[1]
+        and entry.tables[name].ts_min <= span.ts_max
+        and span.ts_min <= entry.tables[name].ts_max
+    ]
+    if not known:
+        return False
+    if any(
+        parts[0] <= first and last <= parts[1] and old.ts_min <= span.ts_min and span.ts_max <= old.ts_max
+        for parts, old in known
+    ):
+        return True
+    inside = all(
+        first <= parts[0] and parts[1] <= last and span.ts_min <= old.ts_min and old.ts_max <= span.ts_max
+        for parts, old in known
+    )
+    if inside and sum(old.rows for _, old in known) == span.rows:
+        return True
+    raise FormatError(f"some of its rows were imported before from other files of {unit.node}: none is taken again")
+
 
 # Rows of one record. An interrupted import goes on at a multiple of it, so it must never change.
 PIECE_ROWS = 1 << 16
@@ -146,7 +185,7 @@ class _Import:
             self._done.already += 1
             return
         spans = self._spans(unit, fd)
-        wanted = spans if known else {n: s for n, s in spans.items() if not is_imported(unit, n, s, older)}
+        wanted = spans if known else {n: s for n, s in spans.items() if not _is_imported(unit, n, s, older)}
         wanted = {name: span for name, span in wanted.items() if span.rows}
         if wanted:
             self._check_times(wanted)

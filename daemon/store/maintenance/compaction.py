@@ -1,4 +1,4 @@
-"""Compaction: merges small neighbouring segments, a little at each turn.
+"""Compaction: chooses small neighbouring segments and merges them, a little at each turn.
 
 Under load sealing makes a segment of each table every few seconds. Neighbours are merged once they are together many
 times the size of the largest one, so that each row is rewritten two or three times until its segment is full.
@@ -7,23 +7,211 @@ times the size of the largest one, so that each row is rewritten two or three ti
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import datetime, timezone
 
 import pyarrow as pa
 
 from probing.api.errors import FormatError
 from probing.daemon.store.context import StoreContext
-from probing.daemon.store.disk_errors import NO_SPACE
+from probing.daemon.store.files import NO_SPACE
+from probing.daemon.store.limits import StoreLimits, TableLimits, merge_reserve
 from probing.daemon.store.log.parts import WAL_DIR
 from probing.daemon.store.maintenance.manifest_editor import ManifestEditor
-from probing.daemon.store.maintenance.merge_candidates import choose
-from probing.daemon.store.maintenance.merging import Merge
 from probing.daemon.store.maintenance.quarantine import Quarantine
 from probing.daemon.store.maintenance.space import Space
 from probing.daemon.store.manifest import Segment
-from probing.daemon.store.tasks.worker import WorkerFailed
+from probing.daemon.store.segments.contents import all_jobs
+from probing.daemon.store.segments.files import SegmentFile, segment_path
+from probing.daemon.store.tasks.messages import Data, Made, Step
+from probing.daemon.store.tasks.worker import Task, WorkerFailed
 
-__all__ = ("Compactor",)
+__all__ = (
+    "Compactor",
+    "choose",
+)
+
+# A merged segment has at least this many times the bytes and rows of its largest source, so that the rewrites of a row
+# are the logarithm of the segment's size. Rows count too, as the smallest files are mostly footer.
+_GROWTH = 10
+# About twenty seconds of work.
+_MAX_ROWS = 1 << 25
+# Sources of one merge; the next one takes more.
+_MAX_SOURCES = 64
+# The growth for a day that is over, whose last small segments are merged as well.
+_COLD_GROWTH = 2
+_COLD_S = 3_600
+_DAY_S = 86_400
+# The share of a table's limits that one segment may hold: retention drops whole segments.
+_SHARE = 8
+
+
+def choose(
+    segments: Iterable[Segment], limits: StoreLimits, now_ns: int, first_part: int | None, unfit: Collection[str] = ()
+) -> tuple[Segment, ...]:
+    """Returns neighbours to merge, in order; empty when no merge is worth its cost.
+
+    ``now_ns`` is UTC. ``first_part`` is the first sealed log part whose file still exists: segments of it or of later
+    parts are not merged, so that a start knows which log parts a segment replaces. ``unfit``: paths to leave out.
+    """
+    folders: dict[str, list[Segment]] = {}
+    for segment in segments:
+        folders.setdefault(segment.path.rsplit("/", 1)[0], []).append(segment)
+    # Folders with the most segments first.
+    for found in sorted(folders.values(), key=len, reverse=True):
+        own = limits.tables.get(found[0].table, TableLimits())
+        most = _most_bytes(limits, own)
+        span = _most_ns(limits, own)
+        growth = _COLD_GROWTH if _is_over(found[0].path, now_ns) else _GROWTH
+        for stretch in _stretches(found, most, first_part, unfit):
+            for start in range(len(stretch)):
+                run = _run(stretch[start : start + _MAX_SOURCES], most, span, growth)
+                if run:
+                    return tuple(run)
+    return ()
+
+
+def _most_bytes(limits: StoreLimits, own: TableLimits) -> int:
+    most = min(limits.segment_bytes, merge_reserve(limits))
+    return most if own.max_bytes is None else min(most, own.max_bytes // _SHARE)
+
+
+def _most_ns(limits: StoreLimits, own: TableLimits) -> int:
+    age_s = limits.max_age_s if own.max_age_s is None else min(limits.max_age_s, own.max_age_s)
+    return int(age_s * 1e9) // _SHARE
+
+
+def _stretches(
+    segments: Iterable[Segment], most: int, first_part: int | None, unfit: Collection[str]
+) -> Iterator[list[Segment]]:
+    """Yields runs of neighbours between segments that stay as they are, mostly because they are full."""
+    stretch: list[Segment] = []
+    for segment in sorted(segments, key=lambda s: s.parts):
+        in_log = first_part is not None and segment.parts[1] >= first_part
+        full = segment.size * 2 > most or segment.rows * 2 > _MAX_ROWS
+        if not (full or in_log or segment.path in unfit):
+            stretch.append(segment)
+            continue
+        yield stretch
+        stretch = []
+    yield stretch
+
+
+def _run(stretch: Sequence[Segment], most: int, span_ns: int, growth: int) -> list[Segment]:
+    """Returns the longest run from the first segment on that is worth a merge; empty when there is none."""
+    best = size = rows = largest = longest = 0
+    since, until = stretch[0].ts_min, stretch[0].ts_max
+    for count, segment in enumerate(stretch, 1):
+        since, until = min(since, segment.ts_min), max(until, segment.ts_max)
+        size, largest = size + segment.size, max(largest, segment.size)
+        rows, longest = rows + segment.rows, max(longest, segment.rows)
+        if size > most or rows > _MAX_ROWS or (count > 1 and until - since > span_ns):
+            break
+        # Segments of up to a quarter of a full one may be merged into a full one at once.
+        full = (size * 2 > most and largest * 4 <= most) or (rows * 2 > _MAX_ROWS and longest * 4 <= _MAX_ROWS)
+        if count > 1 and (full or (size >= largest * growth and rows >= longest * growth)):
+            best = count
+    return list(stretch[:best])
+
+
+def _is_over(path: str, now_ns: int) -> bool:
+    try:
+        day = datetime.strptime(path.split("/")[1], "date=%Y-%m-%d").replace(tzinfo=timezone.utc)
+    except (IndexError, ValueError):
+        return False
+    return (day.timestamp() + _DAY_S + _COLD_S) * 1e9 < now_ns
+
+
+class _Merge:
+    """Merges ``sources``, segments of one table and date that are consecutive in ``parts``.
+
+    Each row group holds the rows of consecutive log parts in the table's order, so its statistics stay as narrow in
+    time as those of the sources. After an error only ``abort`` may be called.
+    """
+
+    def __init__(self, context: StoreContext, sources: Sequence[Segment]) -> None:
+        self.sources = tuple(sources)
+        # Bytes of the new segment so far.
+        self.written = 0
+        self._context = context
+        self._task: Task | None = None
+        self._file: SegmentFile | None = None
+        self._made: Made | None = None
+
+    @property
+    def _parts(self) -> tuple[int, int]:
+        return self.sources[0].parts[0], self.sources[-1].parts[1]
+
+    def step(self) -> Segment | None:
+        """Merges one more row group. Returns the new segment, renamed and synced, after the last one.
+
+        Raises FormatError when a source is damaged or they do not fit together, OSError, WorkerFailed.
+        """
+        task = self._task = self._task or self._begin()
+        try:
+            for step in task.turn():
+                self._take(step)
+        except (pa.ArrowException, OSError) as e:
+            if getattr(e, "errno", None) is not None:
+                raise
+            raise FormatError(f"{self.sources[0].path} and its neighbours cannot be merged: {e}") from e
+        return self._finish() if task.done else None
+
+    def abort(self) -> None:
+        """Ends the task and removes the unfinished file. Raises OSError."""
+        task, self._task = self._task, None
+        file, self._file = self._file, None
+        if task is not None:
+            task.close()
+        if file is not None:
+            file.abort()
+
+    def _begin(self) -> Task:
+        name = self.sources[0].table
+        table = self._context.tables.get(name)
+        physical = table.physical if table else pa.schema([])
+        return self._context.worker.start(
+            "merge",
+            [(self._context.root / source.path, source.size) for source in self.sources],
+            table=name,
+            sort_by=list(table.sort_by if table else ("ts",)),
+            coded=[f.name for f in physical if isinstance(f.type, pa.DictionaryType)],
+            expected=[[source.path, source.size, source.crc] for source in self.sources],
+        )
+
+    def _take(self, step: Step) -> None:
+        if isinstance(step, Made):
+            self._made = step
+            return
+        if not isinstance(step, Data):
+            raise FormatError(f"a merging task answered {type(step).__name__}")
+        if self._file is None:
+            date = self.sources[0].path.split("/")[1].removeprefix("date=")
+            path = segment_path(self.sources[0].table, date, self._parts)
+            self._file = SegmentFile(self._context.files, self._context.root, path)
+        self._file.write(step.data)
+        self.written = self._file.size
+
+    def _finish(self) -> Segment:
+        made, file, rows = self._made, self._file, sum(s.rows for s in self.sources)
+        if made is None or file is None or made.rows != rows:
+            had = made.rows if made else "no"
+            raise FormatError(f"{self.sources[0].path} and its neighbours gave {had} rows instead of {rows}")
+        file.finish(made.size, made.crc, set())
+        self._file = None
+        first, last = min(s.ts_min for s in self.sources), max(s.ts_max for s in self.sources)
+        return Segment(
+            self.sources[0].table,
+            file.path,
+            made.size,
+            made.crc,
+            rows,
+            first,
+            last,
+            self._parts,
+            all_jobs(self.sources),
+        )
+
 
 # The time for one turn.
 _TURN_NS = 500_000_000
@@ -42,7 +230,7 @@ class Compactor:
         self._editor = editor
         self._space = space
         self._quarantine = quarantine
-        self._merge: Merge | None = None
+        self._merge: _Merge | None = None
         # Paths of good segments that do not fit together.
         self._unfit: set[str] = set()
         # Until then no merge is tried, monotonic.
@@ -99,7 +287,7 @@ class Compactor:
         sources = choose(state.segments, self._space.limits, now, state.first_part, self._unfit)
         if not sources or self._space.room() < _size(sources):
             return False
-        self._merge = Merge(self._context, sources)
+        self._merge = _Merge(self._context, sources)
         return True
 
     def _step(self) -> int:

@@ -1,22 +1,128 @@
-"""Keeps the store within its limits, and decides whether there is space to append and to merge."""
+"""Keeps the store within its limits of space and age, and decides whether there is space to append and to merge.
+
+Rows age by a clock of their own: they do not become old at once when the wall clock jumps ahead.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from probing.daemon.clock import ClockPair
 from probing.daemon.store.context import StoreContext
-from probing.daemon.store.disk_errors import store_error
-from probing.daemon.store.limits import DEFAULT_FREE_BYTES, StoreLimits, on_file_system
-from probing.daemon.store.maintenance.ageing import AgeClock
+from probing.daemon.store.files import store_error
+from probing.daemon.store.limits import DEFAULT_FREE_BYTES, StoreLimits, TableLimits, merge_reserve, on_file_system
 from probing.daemon.store.maintenance.grace import Deletion, Grace
 from probing.daemon.store.maintenance.manifest_editor import ManifestEditor
-from probing.daemon.store.maintenance.retention import to_drop
 from probing.daemon.store.manifest import Edit, Segment
 from probing.daemon.store.recovery.set_aside import SetAside
 
-__all__ = ("Space",)
+__all__ = (
+    "Space",
+    "to_drop",
+)
+
+# The wall clock may run ahead of the kernel's by this much. A longer jump is not believed for this time.
+_JUMP_NS = 300 * 1_000_000_000
+_DOUBT_NS = 24 * 3_600 * 1_000_000_000
+# From one stored segment to the next; a segment spans some hours at most.
+_GAP_NS = 24 * 3_600 * 1_000_000_000
+
+
+class _AgeClock:
+    """Starts from the times of the ``stored`` segments. Not safe for two threads."""
+
+    def __init__(self, stored: Iterable[Segment], pair: ClockPair) -> None:
+        self._steady = min(_steady_time(stored) or pair.real_ns, pair.real_ns)
+        self._boot = pair.boot_ns
+        self._doubted_since: int | None = None
+
+    def now(self, pair: ClockPair) -> int:
+        """Returns UTC ns. A jump ahead, also from the last stored row to now, counts after it has lasted for a day."""
+        self._steady += pair.boot_ns - self._boot
+        self._boot = pair.boot_ns
+        if pair.real_ns <= self._steady + _JUMP_NS:
+            self._doubted_since = None
+        elif self._doubted_since is None:
+            self._doubted_since = pair.boot_ns
+            return self._steady
+        elif pair.boot_ns - self._doubted_since < _DOUBT_NS:
+            return self._steady
+        else:
+            self._doubted_since = None
+        self._steady = pair.real_ns
+        return self._steady
+
+
+def _steady_time(segments: Iterable[Segment]) -> int:
+    """Returns when the last of ``segments`` was written, UTC ns, without jumps ahead that did not last.
+
+    0 when there are none.
+    """
+    steady = before = 0
+    lasted: int | None = None
+    for segment in sorted(segments, key=lambda s: s.parts):
+        passed, before = segment.ts_max - before, segment.ts_max
+        if not steady:
+            steady = segment.ts_max
+        elif passed > _GAP_NS:
+            lasted = 0
+        else:
+            steady += passed
+            lasted = None if lasted is None or passed < -_GAP_NS else lasted + passed
+        if lasted is not None and lasted >= _DOUBT_NS:
+            steady, lasted = segment.ts_max, None
+    return steady
+
+
+# A time ahead of the clock by up to this much is not wrong.
+_AHEAD_NS = 60 * 1_000_000_000
+
+
+def to_drop(
+    segments: Iterable[Segment], limits: StoreLimits, now_ns: int, other_bytes: int, free_bytes: int, need: int = 0
+) -> list[Segment]:
+    """Returns the segments to drop, oldest first.
+
+    ``now_ns`` is UTC; a segment with later times has wrong ones, and is as old as the log parts before it.
+    ``other_bytes`` is what the store uses besides segments, ``free_bytes`` the free space of the file system with the
+    dropped files that snapshots still hold, ``need`` what must fit in addition.
+    """
+    left = sorted(_by_part(segments, now_ns), key=lambda found: (found[0], found[1].parts, found[1].path))
+    dropped: list[Segment] = []
+    used: dict[str, int] = {}
+    for _, segment in left:
+        used[segment.table] = used.get(segment.table, 0) + segment.size
+    total = sum(used.values())
+    most = limits.max_bytes - merge_reserve(limits)
+    gone = 0
+    for written_ns, segment in left:
+        own = limits.tables.get(segment.table, TableLimits())
+        age_s = min(limits.max_age_s, own.max_age_s if own.max_age_s is not None else limits.max_age_s)
+        if (
+            written_ns < now_ns - int(age_s * 1e9)
+            or (own.max_bytes is not None and used[segment.table] > own.max_bytes)
+            or total - gone + other_bytes + need > most
+            or free_bytes + gone < limits.keep_free_bytes + need
+        ):
+            dropped.append(segment)
+            used[segment.table] -= segment.size
+            gone += segment.size
+    return dropped
+
+
+def _by_part(segments: Iterable[Segment], now_ns: int) -> Iterator[tuple[int, Segment]]:
+    """Yields when each segment was written, UTC ns: its last ``ts``, unless that is in the future."""
+    in_order = sorted(segments, key=lambda s: s.parts)
+    right = [s.ts_max <= now_ns + _AHEAD_NS for s in in_order]
+    # Segments before the first one with right times were written before it.
+    newest = next((s.ts_max for s, known in zip(in_order, right, strict=True) if known), now_ns)
+    for segment, known in zip(in_order, right, strict=True):
+        if known:
+            newest = max(newest, segment.ts_max)
+        yield segment.ts_max if known else newest, segment
+
 
 # The share of max_bytes that corrupt/ may take: 1/20.
 _ASIDE_SHARE = 20
@@ -30,7 +136,7 @@ class Space:
         self._state = context.state
         self._editor = editor
         self._aside = aside
-        self._age = AgeClock(context.state.segments, context.clock.pair())
+        self._age = _AgeClock(context.state.segments, context.clock.pair())
         self._grace = Grace(context.files, context.root, context.clock.pair().boot_ns)
         self._aside_bytes = -1
         self.set_limits(limits)

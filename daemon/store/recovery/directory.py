@@ -15,7 +15,7 @@ from probing.daemon.store.format import Positions
 from probing.daemon.store.log.parts import WAL_DIR, Part, part_number
 from probing.daemon.store.manifest import MANIFEST, Manifest
 from probing.daemon.store.recovery.set_aside import CORRUPT_DIR, SetAside
-from probing.daemon.store.segments.paths import is_date_dir, segment_parts
+from probing.daemon.store.segments.files import is_date_dir, segment_parts
 
 __all__ = ("NODE_KEY", "OWN_NAMES", "Directory", "Recovered", "part_numbers", "segment_paths")
 

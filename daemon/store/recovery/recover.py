@@ -1,4 +1,5 @@
-"""Recovers a state directory at the start, whatever is found in it.
+"""Recovers a state directory at the start, whatever is found in it: the manifest, its segments, and the log with its
+bad tails and gaps.
 
 Only a newer format makes a start fail. Bad files are set aside in ``corrupt/``, and their rows are losses.
 """
@@ -6,21 +7,195 @@ Only a newer format makes a start fail. Bad files are set aside in ``corrupt/``,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from probing.api.errors import FormatError
 from probing.daemon.clock import Clock
+from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
-from probing.daemon.store.log.parts import part_path
-from probing.daemon.store.manifest import MANIFEST, Edit, Manifest, load_manifest
+from probing.daemon.store.format import NewerFormat
+from probing.daemon.store.log.parts import TORN, ScannedPart, part_path, scan_part
+from probing.daemon.store.log.records import ShortHeader
+from probing.daemon.store.manifest import MANIFEST, Edit, LoadedManifest, Manifest, Segment, load_manifest
 from probing.daemon.store.recovery.directory import Directory, Recovered, part_numbers, segment_paths
-from probing.daemon.store.recovery.log_parts import scan_log, take_parts
-from probing.daemon.store.recovery.repair import drop_bad_segments, rebuild
 from probing.daemon.store.recovery.set_aside import SetAside
 from probing.daemon.store.segments.reader import describe_segment
 
 __all__ = ("recover",)
+
+
+def _scan_log(directory: Directory, numbers: Sequence[int], found: Recovered) -> list[ScannedPart]:
+    """Returns the good parts of ``numbers``, oldest first, without their bad tails. Bad parts are set aside.
+
+    Adds losses and torn records to ``found``. Raises NewerFormat.
+    """
+    scanned: list[ScannedPart] = []
+    void_from = None
+    for number in sorted(numbers, reverse=True):
+        path = part_path(directory.root, number)
+        try:
+            part = scan_part(directory.files, path, void_from)
+        except NewerFormat:
+            raise
+        except (FormatError, OSError) as e:
+            if isinstance(e, ShortHeader) and not scanned and _same_boot(directory, found):
+                found.torn += 1
+                with contextlib.suppress(OSError):
+                    directory.files.unlink(path)
+                continue
+            now = directory.clock.pair().real_ns
+            found.losses.append(Loss("store", "", "log", f"log part {number} cannot be read: {e}", now, now))
+            with contextlib.suppress(OSError):
+                directory.aside.move(path)
+            continue
+        while part.voided > 1:
+            # After a failure one record may be written again, never more: one of these parts is of another log.
+            stranger = scanned.pop(0) if part.header.node == directory.node else part
+            _send_away(directory, stranger, found)
+            if stranger is part:
+                break
+            part = scan_part(directory.files, path, scanned[0].header.first_sequence if scanned else None)
+        else:
+            if part.size > part.part.length:
+                _cut_tail(directory, part, found)
+            scanned.insert(0, part)
+        void_from = scanned[0].header.first_sequence if scanned else None
+    return scanned
+
+
+def _take_parts(found: Recovered, damaged: bool, scanned: Sequence[ScannedPart]) -> None:
+    """Puts ``scanned`` into ``found``, with the positions behind them, and records missing before each as losses.
+
+    ``damaged``: the manifest cannot say which record comes first.
+    """
+    state = found.manifest.state
+    expected = None if damaged or not state.sealed_to else state.next_sequence
+    since: int | None = None
+    found.positions = state.positions
+    for part in scanned:
+        first = part.header.first_sequence
+        if expected is not None and first > expected:
+            start = since if since is not None else part.header.created_ns
+            reason = f"{first - expected} records are missing before log part {part.part.number}"
+            found.losses.append(Loss("store", "", "log", reason, start, max(start, part.header.created_ns)))
+        expected = max(expected or 0, part.part.next_sequence)
+        since = part.last_clock.real_ns if part.last_clock else part.header.created_ns
+        if part.part.next_sequence >= state.next_sequence:
+            found.positions = part.part.positions
+    found.parts = [s.part for s in scanned]
+    found.next_sequence = max(state.next_sequence, expected or 1)
+
+
+def _send_away(directory: Directory, part: ScannedPart, found: Recovered) -> None:
+    now, number = directory.clock.pair().real_ns, part.part.number
+    reason = f"log part {number} is of another store, of node {part.header.node[:80]}"
+    found.losses.append(Loss("store", "", "log", reason, now, now))
+    with contextlib.suppress(OSError):
+        directory.aside.move(part.part.path)
+
+
+def _cut_tail(directory: Directory, part: ScannedPart, found: Recovered) -> None:
+    path, length = part.part.path, part.part.length
+    # The copy first: after a crash in between the next start finds the same bad tail.
+    with contextlib.suppress(OSError):
+        if part.problem:
+            directory.aside.copy(path, directory.files.read(path, offset=length))
+        directory.files.cut(path, length)
+    if part.problem == TORN and _same_boot(directory, found):
+        # A daemon was killed while it wrote this record, which was never acknowledged: the ring still has it.
+        found.torn += 1
+    elif part.problem:
+        start = part.last_clock.real_ns if part.last_clock else part.header.created_ns
+        reason = f"log part {part.part.number}: {part.problem}, {part.size - length} bytes"
+        found.losses.append(Loss("store", "", "log", reason, start, max(start, directory.clock.pair().real_ns)))
+
+
+def _same_boot(directory: Directory, found: Recovered) -> bool:
+    # In another boot the power may have gone, and with it records that were acknowledged and not synced.
+    return found.manifest.state.boot_id in ("", directory.clock.boot_id)
+
+
+def _rebuild(directory: Directory, found: Recovered, on_disk: Collection[str], parts: Collection[int]) -> None:
+    """Adds segments from the files ``on_disk`` to a damaged or missing manifest. ``parts``: log parts on disk."""
+    state = found.manifest.state
+    adopted = _adopt(directory, state, on_disk, parts)
+    # A daemon that is killed while it writes leaves a last line without an end: then nothing is lost.
+    if not (state.bad_lines or not state.found or adopted):
+        return
+    now = directory.clock.pair().real_ns
+    damage = f"damaged ({state.unreadable or f'{state.bad_lines} bad lines'})" if state.found else "missing"
+    reason = f"the manifest is {damage}; {adopted} segments were added from their files"
+    found.losses.append(Loss("store", "", "store", reason, now, now))
+    with contextlib.suppress(OSError):
+        if state.unreadable:
+            directory.aside.move(directory.root / MANIFEST)
+        elif state.found:
+            directory.aside.copy(directory.root / MANIFEST, directory.files.read(directory.root / MANIFEST))
+
+
+def _drop_bad_segments(directory: Directory, found: Recovered, on_disk: Collection[str]) -> None:
+    """Drops segments whose files are missing or have the wrong size. Their rows are losses."""
+    state = found.manifest.state
+    for segment in list(state.segments.values()):
+        problem = _problem(directory, segment, on_disk)
+        if problem:
+            del state.segments[segment.path]
+            reason = f"the segment {segment.path} {problem}"
+            found.losses.append(
+                Loss("store", segment.table, "store", reason, segment.ts_min, segment.ts_max, segment.rows)
+            )
+            if segment.path in on_disk:
+                with contextlib.suppress(OSError):
+                    directory.aside.move(directory.root / segment.path)
+
+
+def _adopt(directory: Directory, state: LoadedManifest, on_disk: Collection[str], parts: Collection[int]) -> int:
+    found = []
+    for path in sorted(set(on_disk) - set(state.segments)):
+        with contextlib.suppress(FormatError, OSError):
+            found.append(describe_segment(directory.files, directory.root, path))
+    sealed_to = max((_sealed_to(segment, parts) for segment in found), default=0)
+    state.apply(Edit(sealed_to=sealed_to))
+    adopted = [segment for segment in found if segment.parts[1] <= state.sealed_to]
+    known = set(state.segments)
+    state.apply(Edit(tuple(adopted)))
+    there = [s for s in state.segments.values() if s.path in on_disk]
+    gone = dict(_superseded(state.segments.values(), there))
+    state.apply(Edit(drop=tuple(gone)))
+    # A merged segment whose sources the manifest named adds no rows.
+    nothing_new = {other for path, other in gone.items() if path in known}
+    return sum(s.path not in gone and s.path not in nothing_new for s in adopted)
+
+
+def _sealed_to(segment: Segment, parts: Collection[int]) -> int:
+    # Parts are sealed in order, and removed once the manifest names their segments; only then are these merged.
+    first, last = segment.parts
+    return last if first not in parts or last not in parts else first - 1
+
+
+def _superseded(segments: Iterable[Segment], there: Iterable[Segment]) -> Iterator[tuple[str, str]]:
+    """Yields the path of each segment that was merged into another one, and the path of that one."""
+    folders: dict[str, list[Segment]] = {}
+    for segment in there:
+        folders.setdefault(segment.path.rsplit("/", 1)[0], []).append(segment)
+    for segment in segments:
+        for other in folders.get(segment.path.rsplit("/", 1)[0], ()):
+            inside = other.parts[0] <= segment.parts[0] and segment.parts[1] <= other.parts[1]
+            if inside and other.parts != segment.parts:
+                yield segment.path, other.path
+                break
+
+
+def _problem(directory: Directory, segment: Segment, on_disk: Collection[str]) -> str:
+    if segment.path not in on_disk:
+        return "is missing"
+    try:
+        size = directory.files.size(directory.root / segment.path)
+    except OSError as e:
+        return f"cannot be read: {e.strerror or e}"
+    return "" if size == segment.size else f"has {size} bytes instead of {segment.size}"
+
 
 _MAX_FOREIGN = 100
 
@@ -36,10 +211,10 @@ def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) 
     numbers = part_numbers(directory, found.foreign)
     on_disk = list(segment_paths(directory, found.foreign))
     damaged = state.bad_lines > 0 or state.cut_short or (not state.found and bool(numbers or on_disk))
-    scanned = scan_log(directory, [n for n in numbers if n > state.sealed_to], found)
+    scanned = _scan_log(directory, [n for n in numbers if n > state.sealed_to], found)
     if damaged:
-        rebuild(directory, found, set(on_disk), {s.part.number for s in scanned})
-    drop_bad_segments(directory, found, set(on_disk))
+        _rebuild(directory, found, set(on_disk), {s.part.number for s in scanned})
+    _drop_bad_segments(directory, found, set(on_disk))
     _clear(directory, root / f"{MANIFEST}.tmp")
     try:
         found.manifest.commit(Edit())
@@ -47,7 +222,7 @@ def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) 
         found.degraded = f"the manifest cannot be written: {e.strerror or e}"
     if not found.degraded or not damaged:
         _sweep(directory, found, numbers, on_disk)
-    take_parts(found, damaged, [s for s in scanned if s.part.number > state.sealed_to])
+    _take_parts(found, damaged, [s for s in scanned if s.part.number > state.sealed_to])
     found.next_part = max([state.sealed_to, *numbers]) + 1
     del found.foreign[_MAX_FOREIGN:]
     return found

@@ -9,13 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.errors import FormatError
-from probing.daemon.store.disk_errors import TRANSIENT
-from probing.daemon.store.files import FileReader, Files, checksum
+from probing.daemon.store.files import TRANSIENT, FileReader, Files, checksum
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.segments.contents import all_jobs, jobs_of, times_of
 from probing.daemon.store.segments.encoding import META
+from probing.daemon.store.segments.files import segment_parts
 from probing.daemon.store.segments.parquet import open_parquet
-from probing.daemon.store.segments.paths import segment_parts
 
 __all__ = ("check_segment", "describe_segment", "open_segment", "read_segment")
 

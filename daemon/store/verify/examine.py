@@ -1,24 +1,157 @@
-"""Examines a state directory without changing it: ``probingd verify``."""
+"""Examines a state directory without changing it: ``probingd verify``.
+
+It reads all files, and finds those that nothing names, and those with wrong rights.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from probing.api.errors import FormatError, StoreError
 from probing.daemon.store.decoder import Decoder
 from probing.daemon.store.directory_lock import lock_holder
 from probing.daemon.store.files import SystemFiles, open_file
+from probing.daemon.store.format import FORMAT_VERSION
 from probing.daemon.store.log.parts import TORN, WAL_DIR, part_number, part_path, scan_part
 from probing.daemon.store.log.records import ShortHeader
 from probing.daemon.store.manifest import MANIFEST, LoadedManifest, Segment, load_manifest
+from probing.daemon.store.recovery.directory import NODE_KEY, OWN_NAMES
 from probing.daemon.store.recovery.set_aside import CORRUPT_DIR
+from probing.daemon.store.segments.files import is_date_dir, segment_parts
 from probing.daemon.store.segments.reader import check_segment
-from probing.daemon.store.verify.findings import Findings, Problem
-from probing.daemon.store.verify.strays import stray_files
 
-__all__ = ("examine", "verify_directory")
+__all__ = (
+    "Findings",
+    "examine",
+    "verify_directory",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """A problem of the file ``path`` in the state directory, and what a start does ``then``.
+
+    ``wrong`` is False for what a crash leaves behind and a start tidies up, and for files that are not ours.
+    """
+
+    path: str
+    what: str
+    then: str
+    wrong: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}; a start {self.then}"
+
+
+@dataclass(slots=True)
+class Findings:
+    """``daemon_pid`` is the daemon that has the directory locked, or "". Rows are counted in manifest and log."""
+
+    state_dir: str
+    format_version: int = FORMAT_VERSION
+    daemon_pid: str = ""
+    segments: int = 0
+    rows: int = 0
+    bytes: int = 0
+    log_parts: int = 0
+    log_rows: int = 0
+    set_aside: int = 0
+    problems: list[_Problem] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> bool:
+        return any(problem.wrong for problem in self.problems)
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        count = sum(problem.wrong for problem in self.problems)
+        verdict = f"{count} things are wrong" if count > 1 else "one thing is wrong" if count else "nothing is wrong"
+        used = f", while probingd (pid {self.daemon_pid}) uses it" if self.daemon_pid else ""
+        aside = f", {self.set_aside} files set aside earlier" if self.set_aside else ""
+        return (
+            f"{self.state_dir}: {verdict}; format {self.format_version}, {self.segments} segments with {self.rows} rows"
+            f" in {self.bytes} bytes, {self.log_parts} log parts with {self.log_rows} rows{aside}{used}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the findings as JSON has them."""
+        return {**asdict(self), "wrong": self.wrong}
+
+
+def _stray_files(root: Path, manifest: LoadedManifest, running: bool) -> Iterator[_Problem]:
+    """Yields files that nothing names, that others may write to, or that the daemon cannot use.
+
+    ``running``: a daemon uses the directory, so files that it has for a moment are no problem.
+    """
+    owner = root.lstat().st_uid
+    for path in _walk(root):
+        try:
+            state = path.lstat()
+        except FileNotFoundError:
+            continue
+        name = path.relative_to(root).as_posix()
+        if reason := _wrong_rights(state, 0 if name == NODE_KEY and state.st_uid == 0 else owner):
+            yield _Problem(name, reason, "goes on, but the daemon may not be able to use or remove it")
+            continue
+        kind = None if stat.S_ISDIR(state.st_mode) else _leftover(name, manifest)
+        if kind is not None and not (running and kind.transient):
+            yield _Problem(name, kind.what, kind.then, wrong=False)
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    yield root
+    for folder, names, files in os.walk(root):
+        names.sort()
+        yield from (Path(folder, name) for name in (*names, *sorted(files)))
+
+
+def _wrong_rights(state: os.stat_result, owner: int) -> str:
+    mode = stat.S_IMODE(state.st_mode)
+    if not (stat.S_ISREG(state.st_mode) or stat.S_ISDIR(state.st_mode)):
+        return "it is neither a file nor a directory"
+    if state.st_uid != owner:
+        return f"it belongs to uid {state.st_uid}, the state directory to {owner}"
+    if mode & 0o022:
+        return f"others may write to it (mode {mode:04o})"
+    wanted = 0o700 if stat.S_ISDIR(state.st_mode) else 0o600
+    return "" if mode & wanted == wanted else f"its owner may not use it (mode {mode:04o})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of file that nothing names. ``transient``: a running daemon has such files for a moment."""
+
+    what: str
+    then: str
+    transient: bool = True
+
+
+_UNFINISHED = _Kind("it was not finished", "removes it")
+_SEALED = _Kind("its rows are in segments", "removes it")
+_UNNAMED = _Kind("the manifest does not name it", "removes it, as its rows are elsewhere")
+_FOREIGN = _Kind("it is no file of probingd", "leaves it alone", transient=False)
+
+
+def _leftover(name: str, manifest: LoadedManifest) -> _Kind | None:
+    parts = name.split("/")
+    if parts[0] == CORRUPT_DIR or (len(parts) == 1 and name in OWN_NAMES):
+        return _UNFINISHED if name == f"{MANIFEST}.tmp" else None
+    if parts[0] == WAL_DIR and len(parts) == 2 and (number := part_number(parts[1])) is not None:
+        return _SEALED if number <= manifest.sealed_to else None
+    if len(parts) == 3 and "." in parts[0] and is_date_dir(parts[1]):
+        if segment_parts(parts[2]):
+            return None if name in manifest.segments else _UNNAMED
+        if segment_parts(parts[2].removesuffix(".tmp")):
+            return _UNFINISHED
+    return _FOREIGN
+
 
 _FILES = SystemFiles()
 _LOSS = "names the loss of its {} rows and goes on without it"
@@ -63,7 +196,7 @@ class _Examination:
         for segment in manifest.segments.values():
             self._segment(segment)
         self._log(manifest)
-        found.problems += stray_files(self._root, self._manifest(), bool(found.daemon_pid))
+        found.problems += _stray_files(self._root, self._manifest(), bool(found.daemon_pid))
         found.set_aside = len(_FILES.listdir(self._root / CORRUPT_DIR))
         return found
 
@@ -80,7 +213,7 @@ class _Examination:
             raise StoreError(f"the manifest of {self._root} cannot be read: {e.strerror or e}") from e
 
     def _problem(self, path: str, what: str, then: str, *, wrong: bool = True) -> None:
-        self._found.problems.append(Problem(path, what, then, wrong))
+        self._found.problems.append(_Problem(path, what, then, wrong))
 
     def _segment(self, segment: Segment) -> None:
         found = self._found

@@ -18,7 +18,7 @@ from probing.api.errors import QueryTimeout
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.tables import TABLES
 from probing.client.bugreport.questions import NAMES, QUESTIONS
-from probing.client.bugreport.vocabulary import vocabulary
+from probing.client.bugreport.redaction import vocabulary
 from probing.client.commands import bugreport
 from probing.daemon.query.gate import check
 from probing.diagnosis.preflight.facts import NodeFacts, Version

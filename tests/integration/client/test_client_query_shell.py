@@ -25,8 +25,7 @@ from waiting import until
 from probing.api.errors import QueryRejected
 from probing.client.main import main
 from probing.client.shell.prompt import trim_history
-from probing.client.shell.statement import is_whole, statements
-from probing.client.shell.words import candidates
+from probing.client.shell.words import candidates, is_whole, statements
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x1b\][^\x07]*\x07")
 # Only of its controlling terminal does a program get SIGINT for Ctrl-C.

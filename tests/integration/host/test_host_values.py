@@ -20,8 +20,7 @@ from processes_helpers import descendants, start_ns_of
 from waiting import until
 
 from probing.daemon.clock import SystemClock
-from probing.daemon.host.cpu.source import CpuSource
-from probing.daemon.host.cpu.tasks import Tasks
+from probing.daemon.host.cpu.source import CpuSource, Tasks
 from probing.daemon.host.node.source import NodeSource, SpaceSource
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from waiting import until
 
-from probing.daemon.service.peer_name import peer_name
+from probing.daemon.service.connections import peer_name
 
 NOBODY = 65534
 _CONNECT = """

@@ -19,8 +19,7 @@ from probing.daemon.cluster import Member, Membership
 from probing.daemon.diagnose.coordination.marks import job_mark
 from probing.daemon.diagnose.coordination.peers import Sight
 from probing.daemon.service.job_peers import JobPeers
-from probing.daemon.service.outgoing import Outgoing
-from probing.daemon.service.peer_stubs import PeerStubs
+from probing.daemon.service.outgoing import Outgoing, PeerStubs
 from probing.diagnosis.facts_file import from_json
 
 IDENTITY = {"node": "n0", "job": "j", "run": "0", "start_ns": 10_000_000}

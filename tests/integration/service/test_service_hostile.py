@@ -22,7 +22,7 @@ from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
-from probing.daemon.service.admission import CallKind
+from probing.daemon.service.answering import CallKind
 from probing.daemon.service.spool import MAX_RESTING_EACH
 
 ORDINARY = 65534

@@ -12,7 +12,7 @@ from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import MAX_STATEMENTS
-from probing.daemon.service.admission import CallKind
+from probing.daemon.service.answering import CallKind
 from probing.daemon.service.spool import MAX_RESTING_EACH
 
 ENDLESS = "SELECT a.range, b.range AS r FROM range(1000000) a, range(1000000) b"

@@ -32,7 +32,7 @@ from probing.daemon.cluster.keys import NodeKey
 from probing.daemon.cluster.machine import Machine
 from probing.daemon.cluster.record import Record
 from probing.daemon.config import CONTROL
-from probing.daemon.service.gossip_wire import message_of, packed
+from probing.daemon.service.gossip import message_of, packed
 
 FAST = ("--cluster.heartbeat_s=0.4", "--cluster.suspect_s=0.8", "--cluster.failed_s=3")
 

@@ -25,8 +25,7 @@ from probing.daemon.store import Store, StoreLimits
 from probing.daemon.store.decoder import Decoder
 from probing.daemon.store.directory_lock import lock_directory
 from probing.daemon.store.files import open_file
-from probing.daemon.store.verify.examine import examine
-from probing.daemon.store.verify.findings import Findings
+from probing.daemon.store.verify.examine import Findings, examine
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "store-v1"
 PROBINGD = Path(sys.executable).with_name("probingd")

@@ -11,7 +11,7 @@ import pytest
 MAKE = """
 import grp, pwd
 from probing.daemon.config import UsersConfig
-from probing.daemon.supervisor.accounts import make_missing_users, missing_users
+from probing.daemon.supervisor.requirements import make_missing_users, missing_users
 users = UsersConfig(worker="chosen")
 print(missing_users(users), make_missing_users(users), missing_users(users))
 accounts = [pwd.getpwnam(name) for name in ("probing", "probing-service")]

@@ -30,7 +30,7 @@ RUN = textwrap.dedent(
     import sys
     from probing.daemon.config import Config
     from probing.daemon.supervisor.children import PROGRAMS, Spawner
-    from probing.daemon.supervisor.fatal import guard
+    from probing.daemon.supervisor.health import guard
     from probing.daemon.supervisor.loop import Supervisor
     from probing.daemon.supervisor.rights import rights_table
     import logging

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.api.errors import ProbingError
-from probing.client.bugreport import local
-from probing.client.bugreport.redaction import Kind, Redactor
-from probing.client.bugreport.vocabulary import separated, vocabulary
+from probing.client.bugreport import gather
+from probing.client.bugreport.redaction import Kind, Redactor, separated, vocabulary
 
 CANARY = "kanarien7q3x"
 
@@ -104,13 +103,13 @@ def test_the_journal_is_read_by_fields(tmp_path: Path, monkeypatch: pytest.Monke
     program.write_text("#!/bin/sh\ncat <<'E'\n" + "\n".join(map(json.dumps, entries)) + "\nno JSON\nE\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert local.journal() == [
+    assert gather.journal() == [
         "2026-09-21T14:13:20.000000Z probingd-reader 6 ready",
         "2026-09-21T14:13:21.000000Z probingd  ok\ufffd",
     ]
     program.write_text("#!/bin/sh\nexit 0\n")
     with pytest.raises(ProbingError, match="no line"):
-        local.journal()
+        gather.journal()
     program.write_text("#!/bin/sh\necho denied >&2; exit 1\n")
     with pytest.raises(ProbingError, match="ended with 1: denied"):
-        local.journal()
+        gather.journal()

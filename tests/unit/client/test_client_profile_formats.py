@@ -13,12 +13,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.client.profile.formats.folded import folded, folded_difference
-from probing.client.profile.formats.pprof import pprof
-from probing.client.profile.formats.speedscope import speedscope
-from probing.client.profile.formats.svg import flame_graph, flame_graph_difference
-from probing.client.profile.formats.svg_page import SCRIPT, STYLE
-from probing.client.profile.formats.tree import MAX_DEPTH, boxes
+from probing.client.profile.formats.other_tools import folded, folded_difference, pprof, speedscope
+from probing.client.profile.formats.svg import MAX_DEPTH, SCRIPT, STYLE, boxes, flame_graph, flame_graph_difference
 from probing.client.profile.model import (
     IMPORTS,
     Frame,

@@ -8,13 +8,12 @@ import pytest
 from client_top_rows import SECOND, Row, fetched, finding, gpu, inflight, progress, rank, update, use
 
 from probing.client.collectives.ranks import sinking
-from probing.client.top.answers import Absent, Fetched, NodeRows
+from probing.client.top.fetch import questions, statements
 from probing.client.top.figures import brief_age, brief_size, fitted, spark, text_of
-from probing.client.top.health import Health
+from probing.client.top.health import Absent, Fetched, Health, NodeRows
 from probing.client.top.history import Lags, Rates, Series
 from probing.client.top.model import AWAY_S, Model, View
 from probing.client.top.page import main_page
-from probing.client.top.questions import questions, statements
 from probing.client.top.state import State, shown
 
 

@@ -9,15 +9,13 @@ from client_top_rows import fetched, finding, gpu, inflight, progress, rank, upd
 from rich.cells import cell_len
 
 from probing.client.messages import Thread
-from probing.client.top.answers import Absent
 from probing.client.top.figures import Line, text_of
-from probing.client.top.help_page import help_page
+from probing.client.top.health import Absent
 from probing.client.top.model import Model, View, key_of
 from probing.client.top.page import Page, main_page
-from probing.client.top.rank_facts import RankFacts
-from probing.client.top.rank_page import rank_page
+from probing.client.top.rank_page import RankFacts, rank_page
+from probing.client.top.screen import help_page, style_of
 from probing.client.top.state import SORTS, State, shown
-from probing.client.top.styles import style_of
 
 SIZES = [(80, 24), (200, 60), (40, 10), (20, 4), (1, 1), (500, 3)]
 EVIL = "[red]日本\x1b]0;x\x07\u202e\x9b\ud800[/]"

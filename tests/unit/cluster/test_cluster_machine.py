@@ -11,7 +11,7 @@ from long import examples
 from probing.daemon.cluster.messages import MAX_BYTES, Message
 from probing.daemon.cluster.record import Claim, Record
 from probing.daemon.cluster.view import Times
-from probing.daemon.service.gossip_wire import packed
+from probing.daemon.service.gossip import packed
 
 SEED = "10.0.0.0:1"
 

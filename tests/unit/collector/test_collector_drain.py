@@ -14,11 +14,11 @@ from probing.api.errors import StoreError, StoreFull
 from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair, FakeClock
+from probing.daemon.collector import daemon_rows
 from probing.daemon.collector import drain as drain_module
-from probing.daemon.collector import status as status_module
+from probing.daemon.collector.daemon_rows import Status
 from probing.daemon.collector.drain import LOOK_S, SOON_S, DrainLoop, Positions
 from probing.daemon.collector.row_buffer import RowBuffer
-from probing.daemon.collector.status import Status
 from probing.daemon.source import Loss, RingConsumer
 
 RECORD = np.dtype([("value", "<u8")])
@@ -190,7 +190,7 @@ def test_records_that_cannot_be_assembled_are_a_loss_and_hold_nothing_up(machine
 
 
 def test_status_says_when_the_drain_stands_still(machine: Machine, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_module, "STILL_S", 0.3)
+    monkeypatch.setattr(daemon_rows, "STILL_S", 0.3)
     # GIVEN a loop whose step does not end
     held, entered = threading.Event(), threading.Event()
 

@@ -21,8 +21,7 @@ from probing.daemon.collector.libraries.probes import LibraryProbes
 from probing.daemon.collector.libraries.watch import LibraryWatch
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.ipc import Message
-from probing.daemon.processes.liveness import is_alive, process_now
-from probing.daemon.processes.own import OwnProcesses
+from probing.daemon.processes.liveness import OwnProcesses, is_alive, process_now
 from probing.daemon.processes.procfs import parse_stat
 from probing.daemon.source_state import MAX_NAMED, first_of
 

@@ -10,8 +10,8 @@ import pytest
 import store_support as support
 
 from probing.api.errors import ConfigError, UsageError
+from probing.daemon.collector.control import MAX_DAMAGED, Requests
 from probing.daemon.collector.live_settings import Changes
-from probing.daemon.collector.requests import MAX_DAMAGED, Requests
 from probing.daemon.collector.settings import limits_of
 from probing.daemon.config import Config, StoreConfig
 from probing.daemon.store import Store, StoreLimits, TableLimits

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from probing.daemon.collector import pace
-from probing.daemon.collector.pace import LAST_S, QUIET_S, Pace
+from probing.daemon.collector import lifecycle
+from probing.daemon.collector.lifecycle import LAST_S, QUIET_S, Pace
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     time = [1000.0]
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: time[0]))
+    monkeypatch.setattr(lifecycle, "time", SimpleNamespace(monotonic=lambda: time[0]))
     return time
 
 

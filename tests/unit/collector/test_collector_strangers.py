@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from fakes import Now
 
-from probing.daemon.collector.unidentified import HOLD_S, IdentityWait
+from probing.daemon.collector.lifecycle import HOLD_S, IdentityWait
 
 RECORD = np.dtype([("tgid", "<u4"), ("start_ns", "<u8")])
 
@@ -79,7 +79,7 @@ def test_a_pid_that_is_used_again_is_another_process(strangers: IdentityWait, cl
 def test_endless_strangers_take_a_bounded_room(
     strangers: IdentityWait, clock: Now, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probing.daemon.collector.unidentified.MAX_SEEN", 23)
+    monkeypatch.setattr("probing.daemon.collector.lifecycle.MAX_SEEN", 23)
     for pid in range(100, 200):
         strangers.takes(records(pid))
     assert len(strangers._since) == 23

@@ -9,7 +9,7 @@ from fakes import Sink
 
 from probing.api.errors import UsageError
 from probing.daemon.clock import FakeClock
-from probing.daemon.collector.finding_rows import FindingRows
+from probing.daemon.collector.daemon_rows import FindingRows
 
 ROW = {
     "job": "j",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from probing.daemon.clock import ClockPair
-from probing.daemon.collector.libraries import young
+from probing.daemon.collector.libraries import watch
 from probing.daemon.collector.lifecycle import EXEC, EXIT, FORK, OOM, Lifecycle
 from probing.daemon.source_state import Totals
 
@@ -27,7 +27,7 @@ def test_files_are_looked_at_when_a_process_stops_mapping_them(kind: int, looked
 
 def test_young_processes_are_polled_where_the_kernel_reports_no_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
     libraries, now = Mock(), [1000.0]
-    monkeypatch.setattr(young.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
     lifecycle = Lifecycle(Mock(), None, libraries, Mock(), list)
 
     def looked_at() -> list[int]:
@@ -39,35 +39,35 @@ def test_young_processes_are_polled_where_the_kernel_reports_no_mappings(monkeyp
     lifecycle.assemble(np.array(events, RECORD), ClockPair(0, 0, 0))
     assert looked_at() == [7, 23]
     assert looked_at() == []
-    now[0] += young.INTERVAL_S
+    now[0] += watch.INTERVAL_S
     lifecycle.assemble(np.array([(EXIT, 23, 1, 2, 1, 0)], RECORD), ClockPair(0, 0, 0))
     assert looked_at() == [7]
     libraries.scan.assert_not_called()
-    now[0] += young.AGE_S
+    now[0] += watch.AGE_S
     assert looked_at() == []
     libraries.scan.assert_called_once()
     assert "perf_event_paranoid" in lifecycle.states(Totals("running", {}, {}))[0].reason
 
 
 def test_only_so_many_young_processes_are_polled() -> None:
-    processes = young.YoungProcesses()
-    for pid in range(young.MAX_YOUNG + 23):
+    processes = watch.YoungProcesses()
+    for pid in range(watch.MAX_YOUNG + 23):
         processes.add(pid)
-    assert processes.due() == list(range(23, young.MAX_YOUNG + 23))
+    assert processes.due() == list(range(23, watch.MAX_YOUNG + 23))
 
 
 def test_a_young_process_is_polled_less_often_as_it_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(young.time, "monotonic", lambda: now[0])
-    processes, looks = young.YoungProcesses(), []
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    processes, looks = watch.YoungProcesses(), []
     processes.add(23)
-    for tenth in range(int(10 * young.AGE_S) + 100):
+    for tenth in range(int(10 * watch.AGE_S) + 100):
         now[0] = 1000 + tenth / 10
         looks += [tenth / 10 for _ in processes.due()]
     pauses = np.diff(looks)
     assert looks[:5] == [0, 1, 2, 3, 4]
     assert (np.diff(pauses) >= 0).all()
     # Within a quarter of its age, and a tenth of a second for this loop.
-    assert (pauses[5:] <= young.SHARE * np.array(looks[5:-1]) + 0.11).all()
-    assert young.AGE_S * (1 - young.SHARE) < looks[-1] < young.AGE_S
+    assert (pauses[5:] <= watch.SHARE * np.array(looks[5:-1]) + 0.11).all()
+    assert watch.AGE_S * (1 - watch.SHARE) < looks[-1] < watch.AGE_S
     assert len(looks) == 17

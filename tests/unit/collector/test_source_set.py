@@ -15,8 +15,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.build import FOLDER
 from probing.daemon.clock import ClockPair, FakeClock
 from probing.daemon.collector.row_buffer import RowBuffer
-from probing.daemon.collector.source_set import SourceSet, objects_of, ring_sizes_of
-from probing.daemon.collector.sources import SOURCES
+from probing.daemon.collector.source_set import SOURCES, SourceSet, objects_of, ring_sizes_of
 from probing.daemon.config import Config
 from probing.daemon.context import Context
 from probing.daemon.source import ProbeSlot, Refused, RingConsumer, Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from probing.daemon.arrow import batch_of
-from probing.daemon.collector.store_rows import store_batch
+from probing.daemon.collector.daemon_rows import store_batch
 from probing.daemon.store.store import Store
 
 

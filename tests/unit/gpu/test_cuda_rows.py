@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from probing.api.errors import ProcessGone
 from probing.daemon.clock import ClockPair
 from probing.daemon.gpu.cuda.frames import Frames
-from probing.daemon.gpu.cuda.launches import LaunchRows
-from probing.daemon.gpu.cuda.memory import MemoryRows
-from probing.daemon.gpu.cuda.syncs import sync_rows
+from probing.daemon.gpu.cuda.rows import LaunchRows, MemoryRows, sync_rows
 from probing.daemon.ipc import Message
 from probing.daemon.source import Identity
 

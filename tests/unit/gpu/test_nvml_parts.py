@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.daemon.gpu.nvml.event_rows import Limiter, changes_of, driver_event, link_changes, reasons_text
 from probing.daemon.gpu.nvml.fleet import Fleet
-from probing.daemon.gpu.nvml.rows import Counters, link_row, utilization_row
-from probing.daemon.gpu.nvml.visible import Place, own_device, visible_devices
+from probing.daemon.gpu.nvml.rows import (
+    Counters,
+    Limiter,
+    changes_of,
+    driver_event,
+    link_changes,
+    link_row,
+    reasons_text,
+    utilization_row,
+)
+from probing.daemon.gpu.nvml.users import Place, own_device, visible_devices
 
 SECOND = 10**9
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from probing.daemon.host.cpu import reading
-from probing.daemon.host.cpu.ledger import rows_of
 from probing.daemon.host.cpu.reading import GLANCE, PROCESS, THREAD, UsageReader
-from probing.daemon.host.cpu.task_stat import ABSENT, parse_run_times, parse_stat_line, parse_status_lines
+from probing.daemon.host.cpu.task_files import ABSENT, parse_run_times, parse_stat_line, parse_status_lines
+from probing.daemon.host.cpu.usage import rows_of
 from tests.host_support import FakeProc, group_tree
 
 START = 100 * 10_000_000

@@ -13,7 +13,6 @@ from fakes import Processes, Readers, Sink
 from probing.api.errors import TargetTimeout
 from probing.daemon.clock import FakeClock
 from probing.daemon.host.cpu import reading
-from probing.daemon.host.cpu.ledger import ROW, Ledger, differences
 from probing.daemon.host.cpu.reading import UsageReader
 from probing.daemon.host.cpu.selection import (
     LEAST_GLANCES,
@@ -24,8 +23,8 @@ from probing.daemon.host.cpu.selection import (
     MAX_WITH_THREADS,
     Selection,
 )
-from probing.daemon.host.cpu.source import CpuSource
-from probing.daemon.host.cpu.tasks import Tasks
+from probing.daemon.host.cpu.source import CpuSource, Tasks
+from probing.daemon.host.cpu.usage import ROW, Ledger, differences
 from probing.daemon.source import Identity
 from probing.daemon.source_state import Totals
 from tests.host_support import FakeProc, group_tree

@@ -11,10 +11,8 @@ import pytest
 from fakes import Sink
 
 from probing.daemon.clock import FakeClock
-from probing.daemon.host.kernel_log.allowance import Allowance
-from probing.daemon.host.kernel_log.classes import KINDS, Meaning, meaning_of
-from probing.daemon.host.kernel_log.records import KernelLog, parse_records
-from probing.daemon.host.kernel_log.source import BURST, KernelLogSource
+from probing.daemon.host.kernel_log.records import KINDS, KernelLog, Meaning, meaning_of, parse_records
+from probing.daemon.host.kernel_log.source import BURST, Allowance, KernelLogSource
 from probing.daemon.source import Identity
 from probing.daemon.source_state import Totals
 

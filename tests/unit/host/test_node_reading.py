@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from probing.daemon.host.node.groups import Groups
 from probing.daemon.host.node.kernel_files import (
+    Groups,
     parse_diskstats,
     parse_io_counters,
     parse_kilobytes,

@@ -9,7 +9,7 @@ from fakes import Processes, Readers, Sink
 
 from probing.api.errors import TargetTimeout
 from probing.daemon.clock import FakeClock
-from probing.daemon.host.node.growth import Growth
+from probing.daemon.host.node.rows import Growth
 from probing.daemon.host.node.source import SILENT_TURNS, NodeSource, SpaceSource
 from probing.daemon.ipc import Message
 from probing.daemon.source import Identity

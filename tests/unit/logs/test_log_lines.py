@@ -16,8 +16,17 @@ from probing.daemon.clock import ClockPair, FakeClock
 from probing.daemon.config import LogsConfig
 from probing.daemon.logs import lines, source
 from probing.daemon.logs.attachments import is_libc
-from probing.daemon.logs.lines import Line, Lines, Piece, Writer
-from probing.daemon.logs.patterns import MAX_TRACEBACKS, SECOND_NS, Patterns, RateLimit, Tracebacks
+from probing.daemon.logs.lines import (
+    MAX_TRACEBACKS,
+    SECOND_NS,
+    Line,
+    Lines,
+    Patterns,
+    Piece,
+    RateLimit,
+    Tracebacks,
+    Writer,
+)
 from probing.daemon.logs.source import LogSource, shown
 from probing.daemon.source import Identity
 

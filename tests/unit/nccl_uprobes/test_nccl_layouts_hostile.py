@@ -8,8 +8,7 @@ import time
 import pytest
 
 from probing.api.errors import UnsupportedTarget
-from probing.daemon.elf.dwarf_entries import Die, Dwarf
-from probing.daemon.elf.dwarf_strings import Texts
+from probing.daemon.elf.dwarf_search import Die, Dwarf, Texts
 from probing.daemon.elf.dwarf_units import Damaged, Units
 
 NAME, SIZE, LOCATION, TYPE, SIBLING = 0x03, 0x0B, 0x38, 0x49, 0x01

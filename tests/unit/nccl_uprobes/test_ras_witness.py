@@ -18,7 +18,7 @@ from probing.api.errors import ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.ras import client as ras_client
-from probing.daemon.nccl_uprobes.ras.endpoint import RasAddress, connect_ras, ras_address
+from probing.daemon.nccl_uprobes.ras.client import RasAddress, connect_ras, ras_address
 from probing.daemon.nccl_uprobes.ras.json_report import handlers
 from probing.daemon.nccl_uprobes.ras.witness import RasWitness
 from probing.daemon.processes import namespaces

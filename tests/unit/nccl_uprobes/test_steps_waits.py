@@ -11,8 +11,8 @@ from fakes import Processes, Sink
 from operation_support import operations_of
 
 from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes.steps.numbering import SLOTS
 from probing.daemon.nccl_uprobes.steps.source import Steps
-from probing.daemon.nccl_uprobes.steps.waits import SLOTS
 from probing.daemon.source import Identity
 from probing.diagnosis.balance import Pair, RankTimes, balance
 

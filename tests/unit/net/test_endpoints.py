@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probing.daemon.net.tcp import endpoints
-from probing.daemon.net.tcp.endpoints import KEPT_NS, Endpoints
+from probing.daemon.net.tcp import sockets as socket_source
 from probing.daemon.net.tcp.sock_diag import LISTEN, SOCKET
+from probing.daemon.net.tcp.sockets import KEPT_NS, Endpoints
 from probing.daemon.source import Identity
 
 NETNS, SECOND = 4026531840, 10**9
@@ -58,7 +58,7 @@ def test_a_closed_socket_keeps_its_owner_for_a_while() -> None:
 
 
 def test_of_very_many_closed_sockets_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "MAX_ROWS", 3)
+    monkeypatch.setattr(socket_source, "MAX_ROWS", 3)
     kept = Endpoints()
     for turn in range(5):
         read(kept, [0, 0], (2 * turn, 1, 4000 + turn), (2 * turn + 1, 1, 5000 + turn), at=turn)

@@ -19,8 +19,7 @@ from probing.daemon.clock import FakeClock
 from probing.daemon.net.interfaces import source as interface_source
 from probing.daemon.net.interfaces.addresses import read_addresses
 from probing.daemon.net.interfaces.reading import read_details, read_links
-from probing.daemon.net.interfaces.rows import parse_dev
-from probing.daemon.net.interfaces.source import InterfaceSource
+from probing.daemon.net.interfaces.source import InterfaceSource, parse_dev
 from probing.daemon.processes.namespaces import own_namespace
 from probing.daemon.source import Identity, ProcessKey
 

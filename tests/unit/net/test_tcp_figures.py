@@ -16,14 +16,14 @@ from probing.api.errors import PrivilegeError, TargetTimeout
 from probing.api.tables.net import PATHS, TCP
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
-from probing.daemon.net.tcp import owners, reading, source
-from probing.daemon.net.tcp.figures import rises
+from probing.daemon.net.tcp import reading, source
+from probing.daemon.net.tcp import sockets as socket_source
+from probing.daemon.net.tcp.connections import rises
 from probing.daemon.net.tcp.proc_tcp import as_sockets
-from probing.daemon.net.tcp.quiet import AGAIN_NS, Quiet
 from probing.daemon.net.tcp.reading import TOTALS as NAMES
 from probing.daemon.net.tcp.reading import held_sockets, namespace_totals
 from probing.daemon.net.tcp.sock_diag import LISTEN, SOCKET, SYN_SENT, address_text
-from probing.daemon.net.tcp.source import TcpSource
+from probing.daemon.net.tcp.source import AGAIN_NS, Quiet, TcpSource
 from probing.daemon.source import Identity
 
 SECOND = 10**9
@@ -224,7 +224,7 @@ def test_descriptors_are_looked_at_for_new_processes_and_sockets_only(world: Wor
     world.known.who = [TRAINER, OTHER, Identity(102, 9, "j", "r", "trainer", 2)]
     world.tick(row)
     assert world.reads.count("sockets") == 4
-    world.tick(row, after=owners.AT_LEAST_S)
+    world.tick(row, after=socket_source.AT_LEAST_S)
     assert world.reads.count("sockets") == 5
 
 
@@ -240,11 +240,11 @@ def test_a_look_that_takes_long_but_little_cpu_is_taken_again_soon(world: World)
     world.tick()
     # New connections, whose owners are not known yet.
     for cookie in range(2, 5):
-        world.tick({"inode": cookie, "cookie": cookie}, after=owners.SOON_S)
+        world.tick({"inode": cookie, "cookie": cookie}, after=socket_source.SOON_S)
     assert world.reads.count("sockets") == 3
     cpu_s = 0.1
     for cookie in range(5, 12):
-        world.tick({"inode": cookie, "cookie": cookie}, after=owners.SOON_S)
+        world.tick({"inode": cookie, "cookie": cookie}, after=socket_source.SOON_S)
     # At most a part in 400 of a core: 40 s.
     assert world.reads.count("sockets") == 4
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from probing.daemon.processes.conditions.cgroups import read_cgroups
 from probing.daemon.processes.conditions.counters import (
+    Load,
     exec_start_ns,
+    neighbours_of,
     parse_io,
     parse_schedstat,
     parse_task_stat,
@@ -18,10 +20,8 @@ from probing.daemon.processes.conditions.counters import (
     taken_ns,
 )
 from probing.daemon.processes.conditions.mounts import Mount, mount_of, parse_mounts, waits_for_others
-from probing.daemon.processes.conditions.neighbours import Load, neighbours_of
 from probing.daemon.processes.conditions.sockets import SocketEnds, ends_of, rows_by_inode
-from probing.daemon.processes.conditions.system_calls import system_call
-from probing.daemon.processes.conditions.waits import lock_holder
+from probing.daemon.processes.conditions.waits import lock_holder, system_call
 
 MOUNTINFO = b"""22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard

@@ -14,11 +14,10 @@ import pytest
 from probing.daemon.ipc import Message
 from probing.daemon.processes.conditions.answers import ConditionAnswers
 from probing.daemon.processes.conditions.condition import read_condition
+from probing.daemon.processes.conditions.counters import Load, read_loads
 from probing.daemon.processes.conditions.mounts import Mount, handle_of, plain_path
-from probing.daemon.processes.conditions.neighbours import Load, read_loads
 from probing.daemon.processes.conditions.sockets import SocketTables
-from probing.daemon.processes.conditions.system_calls import system_call
-from probing.daemon.processes.conditions.waits import ThreadWait, WaitReader
+from probing.daemon.processes.conditions.waits import ThreadWait, WaitReader, system_call
 from probing.daemon.processes.memory import FakeMemory
 from probing.daemon.processes.target import Target
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from probing.daemon.processes import own
-from probing.daemon.processes.own import OwnProcesses
+from probing.daemon.processes import liveness
+from probing.daemon.processes.liveness import OwnProcesses
 
 COLLECTOR = b"0::/probingd.slice/probingd-collector.service\n"
 
@@ -27,6 +27,6 @@ COLLECTOR = b"0::/probingd.slice/probingd-collector.service\n"
     ],
 )
 def test_own_processes(monkeypatch: pytest.MonkeyPatch, ours: bytes, its: bytes, user: int | None, found: bool) -> None:
-    monkeypatch.setattr(own, "_read_cgroup", {"self": ours, "5": its}.__getitem__)
-    monkeypatch.setattr(own, "real_user", {5: user}.get)
+    monkeypatch.setattr(liveness, "_read_cgroup", {"self": ours, "5": its}.__getitem__)
+    monkeypatch.setattr(liveness, "real_user", {5: user}.get)
     assert (5 in OwnProcesses(frozenset({23}))) is found

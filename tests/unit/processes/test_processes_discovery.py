@@ -20,11 +20,10 @@ from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.identity import Ranks
-from probing.daemon.processes.own import OwnProcesses
-from probing.daemon.processes.ranking import ModuleState
+from probing.daemon.processes.liveness import OwnProcesses
+from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.processes.schedule import next_look_s
-from probing.daemon.processes.spanning import Membership
 from probing.daemon.source import Identity
 
 TORCHRUN = ["python3", "/venv/bin/torchrun", "train.py"]

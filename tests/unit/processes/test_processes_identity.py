@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.daemon.processes.containers import container_of
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Job, job_of, ranks_of, restarts_of
+from probing.daemon.processes.owners import container_of
 from probing.daemon.processes.redaction import command_text
 from probing.daemon.processes.runs import Runs
 

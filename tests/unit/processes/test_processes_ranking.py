@@ -8,10 +8,9 @@ import pytest
 
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks
-from probing.daemon.processes.ranking import ModuleState
+from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.registry import Process, Registry
 from probing.daemon.processes.rows import detail_of, process_from_detail
-from probing.daemon.processes.spanning import Membership
 from probing.daemon.source import ProcessKey
 
 TORCH = frozenset({"torch", "python"})

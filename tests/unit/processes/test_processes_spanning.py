@@ -7,9 +7,9 @@ import json
 import pytest
 
 from probing.daemon.processes.facts import Facts
+from probing.daemon.processes.ranking import Membership, SpanningCommunicators
 from probing.daemon.processes.registry import Registry
 from probing.daemon.processes.rows import detail_of, process_from_detail
-from probing.daemon.processes.spanning import Membership, SpanningCommunicators
 from probing.daemon.source import ProcessKey
 
 SPAWN = ("python3", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(5)", "--multiprocessing-fork")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.daemon.processes.redaction import command_text, names_secret, redacted
-from probing.daemon.python_stack.values.secrets import looks_secret
+from probing.daemon.python_stack.values.render import looks_secret
 
 NAMES = (
     *("api_key", "apiKey", "OPENAI_API_KEY", "openai_key", "wandb_key", "HF_TOKEN", "hf_token", "hftoken", "db-passwd"),

@@ -15,7 +15,7 @@ from native_image import CODE, Function, descriptor, image
 
 from probing.api.errors import CorruptTarget, TargetError, UnsupportedTarget
 from probing.daemon.elf.cfi import FrameTable, Row, Rule
-from probing.daemon.elf.cfi_expressions import evaluate
+from probing.daemon.elf.cfi_programs import evaluate
 from probing.daemon.elf.file import PT_GNU_EH_FRAME, Elf
 from probing.daemon.elf.functions import Functions
 

@@ -15,11 +15,10 @@ from native_image import CODE, Function, descriptor, image
 
 from probing.api.errors import CorruptTarget, NotPython, TargetTimeout, UnsupportedTarget, UsageError
 from probing.daemon.ipc import Message
-from probing.daemon.python_stack.native.demangle import readable
-from probing.daemon.python_stack.native.merge import merge
+from probing.daemon.python_stack.native.modules import readable
 from probing.daemon.python_stack.native.payload import MAX_STACK, Captured, CodeMapping, StackCopy
 from probing.daemon.python_stack.native.registers import handlers as reader_handlers
-from probing.daemon.python_stack.native.requests import NativeStacks
+from probing.daemon.python_stack.native.requests import NativeStacks, merge
 from probing.daemon.python_stack.native.unwind import handlers as parser_handlers
 
 LOOP = "_PyEval_EvalFrameDefault"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.daemon.python_stack.walk import lines
-from probing.daemon.python_stack.walk.lines import line_of
+from probing.daemon.python_stack.walk import codes as walk_codes
+from probing.daemon.python_stack.walk.codes import line_of
 
 SOURCE = (
     "def f(a, b=(1,\n   2)):\n    x = [i\n  for i in a if i]\n\n\n"
@@ -27,7 +27,7 @@ def codes(code: CodeType) -> list[CodeType]:
 @pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="this interpreter is older than 3.11")
 def test_locations_as_this_interpreter_has_them() -> None:
     modules = [compile(SOURCE, "x", "exec")]
-    for other in (lines, pytest, sys.modules["_pytest.outcomes"]):
+    for other in (walk_codes, pytest, sys.modules["_pytest.outcomes"]):
         modules.append(compile(Path(other.__file__ or "").read_text(), "x", "exec"))  # noqa: PERF401
     compared = 0
     for module in modules:

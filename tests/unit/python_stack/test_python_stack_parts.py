@@ -17,8 +17,7 @@ from probing.daemon.ipc import MAX_HEADER
 from probing.daemon.processes.memory import PAGE, FakeMemory, ProcessMemory
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.python_stack.stacks.dump import handlers
-from probing.daemon.python_stack.walk.locate import RuntimeInfo, RuntimeSymbols, candidates, locate
-from probing.daemon.python_stack.walk.release import sys_hexversion
+from probing.daemon.python_stack.walk.locate import RuntimeInfo, RuntimeSymbols, candidates, locate, sys_hexversion
 from probing.daemon.python_stack.walk.threads import KernelThread, match_threads, read_start_ns, read_threads
 from probing.daemon.python_stack.walk.walker import RawThread
 from probing.daemon.stack_wire import ProcessStacks, join_stacks, pack, split_stacks, unpack

@@ -18,10 +18,9 @@ from long import examples
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.memory import PAGE, FakeMemory, ProcessMemory, Range
 from probing.daemon.python_stack.values.attributes import walk
-from probing.daemon.python_stack.values.frames import Frames
+from probing.daemon.python_stack.values.frames import Frames, LocalsReader
 from probing.daemon.python_stack.values.heap import Heap, Torn
 from probing.daemon.python_stack.values.layout import ObjectLayout, object_layout
-from probing.daemon.python_stack.values.locals import LocalsReader
 from probing.daemon.python_stack.values.objects import Objects
 from probing.daemon.python_stack.values.render import Renderer, Value
 from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, layout_of

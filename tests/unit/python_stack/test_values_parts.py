@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from probing.api.errors import CorruptTarget, UnsupportedTarget, UsageError
 from probing.daemon.ipc import MAX_HEADER
 from probing.daemon.processes.memory import FakeMemory
+from probing.daemon.processes.redaction import names_secret
 from probing.daemon.python_stack.values.heap import Heap
 from probing.daemon.python_stack.values.layout import object_layout
 from probing.daemon.python_stack.values.names import Name, parse_name, parse_names
-from probing.daemon.python_stack.values.secrets import looks_secret, names_secret
+from probing.daemon.python_stack.values.render import looks_secret
 from probing.daemon.python_stack.walk.layouts import TABLE
 from probing.daemon.stack_wire import CUT, pack, unpack
 

@@ -12,7 +12,7 @@ from probing.daemon.processes.memory import FakeMemory
 from probing.daemon.python_stack.values.heap import Heap
 from probing.daemon.python_stack.values.layout import object_layout
 from probing.daemon.python_stack.values.objects import Objects
-from probing.daemon.python_stack.values.tensors import Tensor, read_tensor
+from probing.daemon.python_stack.values.torch_objects import Tensor, read_tensor
 from probing.daemon.python_stack.walk.layouts import TABLE
 
 AT = 0x10000

@@ -13,8 +13,7 @@ import pytest
 
 from probing.api.errors import QueryError
 from probing.api.tables import table_named
-from probing.daemon.query.failures import explain
-from probing.daemon.query.instance import Instance
+from probing.daemon.query.database import Instance, explain
 from probing.daemon.query.job import Database, Job, Outcome
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from probing.api.errors import Overloaded, PeerError
 from probing.daemon.query.caller import Caller
-from probing.daemon.service.admission import CallAdmission, CallKind
+from probing.daemon.service.answering import CallAdmission, CallKind
 
 CALLER = Caller("unix", "1000")
 

@@ -17,9 +17,9 @@ from probing.api.errors import ProbingError, QueryError, QueryRejected, QueryTim
 from probing.api.proto.arrow.flight import Flight_pb2 as flight
 from probing.api.proto.arrow.flight import FlightSql_pb2 as sql
 from probing.daemon.query.answer import End, Item
+from probing.daemon.service.flight.catalog import sql_info, type_info
 from probing.daemon.service.flight.commands import MAX_COMMAND, command_of, packed, statement_of, unpacked
 from probing.daemon.service.flight.framing import MAX_BODY, MAX_MESSAGE, messages_of, table_messages
-from probing.daemon.service.flight.server_info import sql_info, type_info
 
 few = settings(max_examples=examples(40), deadline=None)
 END = End(3, 7, ["a segment is missing"])

@@ -24,8 +24,7 @@ from probing.api.tables import TABLES
 from probing.daemon.arrow import batch_of, ipc_bytes
 from probing.daemon.query.answer import StatementEnd
 from probing.daemon.service.metrics import scrape
-from probing.daemon.service.metrics.exposition import RequestTimes, metric_names, page_text
-from probing.daemon.service.metrics.page import MAX_LABEL, Readings
+from probing.daemon.service.metrics.page import MAX_LABEL, Readings, RequestTimes, metric_names, page_text
 from probing.daemon.service.metrics.parts import MOST_SERIES, PARTS
 from probing.daemon.service.metrics.scrape import Scraper
 

@@ -13,8 +13,7 @@ from probing.api.wire import bound
 from probing.daemon.config import TlsConfig
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit
-from probing.daemon.service.auth import FOR_JOBS, RIGHTS, Doorkeeper, permit
-from probing.daemon.service.rates import Rates
+from probing.daemon.service.auth import FOR_JOBS, RIGHTS, Doorkeeper, Rates, permit
 from probing.daemon.service.tls import Certificate, Tls
 from probing.daemon.service.tokens import GRANTS, Tokens
 

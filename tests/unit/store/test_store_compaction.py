@@ -24,7 +24,7 @@ from probing.api.tables.schema import I64, TEXT, Column, Table, stored
 from probing.daemon.clock import FakeClock
 from probing.daemon.store import Store, StoreLimits, TableLimits
 from probing.daemon.store.files import Files
-from probing.daemon.store.maintenance.merge_candidates import choose
+from probing.daemon.store.maintenance.compaction import choose
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.segments import encoding
 from probing.daemon.store.segments.reader import read_segment

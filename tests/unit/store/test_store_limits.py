@@ -15,7 +15,7 @@ from probing.api.errors import FormatError, InternalError, StateLocked, StoreErr
 from probing.api.tables.schema import I64, Column, Stored, Table
 from probing.daemon.store import Store, StoreLimits, TableLimits
 from probing.daemon.store.log import records
-from probing.daemon.store.maintenance.retention import to_drop
+from probing.daemon.store.maintenance.space import to_drop
 from probing.daemon.store.manifest import Segment
 
 ROOT = Path("/state")

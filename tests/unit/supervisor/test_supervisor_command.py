@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from probing.api.errors import AttachError, UsageError
-from probing.daemon.bpf.capabilities import Capability
-from probing.daemon.bpf.lockdown import explained
+from probing.daemon.bpf.capabilities import Capability, explained
 from probing.daemon.cli import main
 from probing.daemon.cli.check import LASTING_FEATURES, Finding, check, needed_is_missing, print_table
 from probing.daemon.config import Config, options
@@ -115,17 +114,17 @@ def test_check_finds_each_lack(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_check_shows_the_lockdown_of_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def lockdown(text: str) -> list[tuple[str, str]]:
         (tmp_path / "lockdown").write_text(text)
-        monkeypatch.setattr("probing.daemon.bpf.lockdown.LOCKDOWN", tmp_path / "lockdown")
+        monkeypatch.setattr("probing.daemon.bpf.capabilities.LOCKDOWN", tmp_path / "lockdown")
         return [(one.state, one.detail) for one in check(Config.from_args([])) if one.name == "lockdown"]
 
     assert lockdown("none integrity [confidentiality]\n") == [("limited", "confidentiality")]
     assert lockdown("none [integrity] confidentiality\n") == [("ok", "integrity")]
-    monkeypatch.setattr("probing.daemon.bpf.lockdown.LOCKDOWN", tmp_path / "none")
+    monkeypatch.setattr("probing.daemon.bpf.capabilities.LOCKDOWN", tmp_path / "none")
     assert "lockdown" not in {one.name for one in check(Config.from_args([]))}
 
 
 def test_a_refusal_by_a_locked_down_kernel_names_the_lockdown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("probing.daemon.bpf.lockdown.LOCKDOWN", tmp_path / "lockdown")
+    monkeypatch.setattr("probing.daemon.bpf.capabilities.LOCKDOWN", tmp_path / "lockdown")
     refused = AttachError("process does not load (Invalid argument): unknown func bpf_probe_read_kernel#113")
     assert explained(refused) is refused
     (tmp_path / "lockdown").write_text("none [integrity] confidentiality\n")

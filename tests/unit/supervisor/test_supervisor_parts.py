@@ -15,49 +15,49 @@ from hypothesis import strategies as st
 from probing.api.errors import ConfigError, FormatError, InternalError, PrivilegeError, ProbingError
 from probing.daemon.cli.app import invoke
 from probing.daemon.config import Config
-from probing.daemon.supervisor import fatal, lock, memory, notify, rights, runtime
+from probing.daemon.supervisor import children, control, health, notify, rights, runtime
 from probing.daemon.supervisor.children import Service, describe
 
 
 def test_a_fatal_error_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
-    monkeypatch.setenv(fatal.ERROR_FD, str(write))
-    fatal.report(FormatError("newer", hint="upgrade"))
+    monkeypatch.setenv(health.ERROR_FD, str(write))
+    health.report(FormatError("newer", hint="upgrade"))
     line = os.read(read, 10000)
     os.close(read)
     os.close(write)
-    found = fatal.parse(line)
+    found = health.parse(line)
     assert isinstance(found, FormatError)
     assert (found.message, found.hint) == ("newer", "upgrade")
 
 
 def test_without_a_supervisor_it_is_printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv(fatal.ERROR_FD, raising=False)
+    monkeypatch.delenv(health.ERROR_FD, raising=False)
 
     def main() -> int:
         raise ConfigError("two\nlines \x1b[31m", hint="a hint")
 
-    assert fatal.guard(main) == 2
+    assert health.guard(main) == 2
     assert capfd.readouterr().err == "error: two lines [31m\nhint: a hint\n"
 
 
 def test_a_closed_pipe_does_not_swallow_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     read, write = os.pipe()
     os.close(read)
-    monkeypatch.setenv(fatal.ERROR_FD, str(write))
-    fatal.report(InternalError("broken", hint="h"))
+    monkeypatch.setenv(health.ERROR_FD, str(write))
+    health.report(InternalError("broken", hint="h"))
     os.close(write)
     assert capfd.readouterr().err == "error: broken\nhint: h\n"
 
 
 @given(st.binary(max_size=200))
 def test_noise_is_no_error(noise: bytes) -> None:
-    assert fatal.parse(noise) is None
+    assert health.parse(noise) is None
 
 
 @pytest.mark.parametrize("line", [b"{}", b"[]", b"1", b'{"kind": "X"}'])
 def test_other_json_is_no_error(line: bytes) -> None:
-    assert fatal.parse(line) is None
+    assert health.parse(line) is None
 
 
 def test_notify_reaches_the_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +139,9 @@ def test_who_may_create_where(tmp_path: Path) -> None:
 
 def test_nobody_holds_a_lock_that_is_not_there(tmp_path: Path) -> None:
     config = Config.from_args([f"--socket={tmp_path}/s"])
-    assert lock.owner_of(config) is None
-    lock.lock_path(config).touch()
-    assert lock.owner_of(config) is None
+    assert control.owner_of(config) is None
+    control.lock_path(config).touch()
+    assert control.owner_of(config) is None
 
 
 def test_a_child_that_fails_at_once_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,23 +186,23 @@ def test_the_service_listens_behind_a_link_and_knows_the_address_of_clients() ->
 def test_signs_of_life_are_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     child = Service("collector")
     child.errors, write = os.pipe2(os.O_NONBLOCK)
-    monkeypatch.setenv(fatal.ERROR_FD, str(write))
+    monkeypatch.setenv(health.ERROR_FD, str(write))
     child.started = child.seen = time.monotonic()
-    fatal.alive(answers=False)
-    fatal.alive(answers=False)
+    health.alive(answers=False)
+    health.alive(answers=False)
     assert child.listen()
     assert child.seen > child.started
     assert not child.answers
-    fatal.alive(answers=True)
+    health.alive(answers=True)
     assert child.listen()
     assert child.answers
-    fatal.report(FormatError("newer", hint="upgrade"))
-    fatal.alive(answers=True)
+    health.report(FormatError("newer", hint="upgrade"))
+    health.alive(answers=True)
     assert child.listen()
     assert child.listen(), "nothing more has come, and the pipe is open"
     os.close(write)
     assert not child.listen()
-    error = fatal.parse(child.ended(again=False))
+    error = health.parse(child.ended(again=False))
     assert error is not None
     assert error.message == "newer"
 
@@ -216,7 +216,7 @@ def test_limits_of_memory_in_both_versions_of_cgroups(tmp_path: Path) -> None:
         (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
     (inner / "memory.max").write_text("max\n")
     (inner.parent / "memory.max").write_text(f"{512 << 20}\n")
-    limits = memory.MemoryLimits(tmp_path, own)
+    limits = children.MemoryLimits(tmp_path, own)
     assert limits.reached() == ""
     (inner.parent / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
     assert limits.reached() == f"the memory of cgroup {inner.parent} ended, 512 MiB"
@@ -226,7 +226,7 @@ def test_limits_of_memory_in_both_versions_of_cgroups(tmp_path: Path) -> None:
     own.write_text("4:memory:/c\n3:cpu,cpuacct:/c\n0::/\n")
     (first / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
     (first / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    limits = memory.MemoryLimits(tmp_path, own)
+    limits = children.MemoryLimits(tmp_path, own)
     (first / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
     assert limits.reached() == f"the memory of cgroup {first} ended"
 
@@ -235,7 +235,7 @@ def test_without_descriptors_there_is_an_error_line(capfd: pytest.CaptureFixture
     def main() -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    assert fatal.guard(main) == 1
+    assert health.guard(main) == 1
     assert capfd.readouterr().err.startswith("error: no descriptor is left: Too many open files\nhint: allow more")
 
 

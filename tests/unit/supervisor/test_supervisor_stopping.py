@@ -10,7 +10,7 @@ import pytest
 TWICE = """
 import asyncio, os, signal, sys
 from functools import partial
-from probing.daemon.supervisor.stopping import stop_on_signal
+from probing.daemon.supervisor.health import stop_on_signal
 
 async def serve():
     stop = asyncio.Event()

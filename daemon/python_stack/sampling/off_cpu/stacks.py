@@ -17,8 +17,8 @@ from probing.api.errors import InternalError, ProcessGone, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.sampling.thread_states import checked_request, read_file
+from probing.daemon.python_stack.walk.capture import checked_layout
 from probing.daemon.python_stack.walk.layouts import Layout
-from probing.daemon.python_stack.walk.prepared import checked_layout
 from probing.daemon.python_stack.walk.snapshot import Snapshot
 from probing.daemon.python_stack.walk.walker import Limits, RawFrame, RawThread, Walker
 

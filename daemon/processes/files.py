@@ -1,0 +1,301 @@
+"""Opens files as a process sees them: the file of a mapping, or a file by one of its paths.
+
+No link leads out of the root of the process, and no file of FUSE is opened: the kernel lets every user of such a file
+wait for the program that serves it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import stat
+import struct
+from typing import Any
+
+from probing.api.errors import PrivilegeError, ProcessGone, UnsupportedTarget, UsageError
+from probing.api.text import size
+from probing.daemon.processes.memory import ProcessMemory
+from probing.daemon.processes.procfs import Mapping, clean_text, parse_environ, parse_maps, parse_status
+from probing.daemon.processes.target import MAX_ENVIRON, Target
+
+__all__ = (
+    "O_PATH",
+    "find_files",
+    "handle_below",
+    "open_file",
+    "open_mapped",
+)
+
+# include/uapi/linux/openat2.h; the number is the same on all architectures since 5.6.
+_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_IN_ROOT = 0x10
+O_PATH = 0o10000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
+    """An O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError, for a link ELOOP without
+    ``links``."""
+    resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | (0 if links else _RESOLVE_NO_SYMLINKS)
+    how = struct.pack("QQQ", O_PATH | os.O_CLOEXEC, 0, resolve)
+    fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(path), ctypes.c_char_p(how), ctypes.c_size_t(len(how)))
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return fd
+
+
+# include/uapi/linux/magic.h and struct statfs, whose first word it is in.
+_FUSE_MAGIC = 0x65735546
+_STATFS_BYTES = 256
+
+
+def _refuse_served(handle: int, name: str) -> None:
+    """Raise UnsupportedTarget when the file of the descriptor ``handle`` lies on FUSE, or that cannot be known.
+
+    It waits for that program, too: only a reader may call it.
+    """
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    failed = _libc.fstatfs(handle, buffer)
+    if failed or struct.unpack_from("=l", buffer)[0] == _FUSE_MAGIC:
+        raise UnsupportedTarget(
+            f"{name} lies on a file system that a program serves (FUSE)",
+            hint="probes.fuse = true allows it: while such a program keeps a probe waiting, no process forks",
+        )
+
+
+MAX_MAPS = 16 << 20
+# Leading bytes that are compared when device and inode cannot be: the ELF header and the build id.
+_HEAD = 4096
+
+
+def open_mapped(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Open the file of the mapping at ``start``; returns the fields of the answer and a read-only descriptor.
+
+    With ``served`` False files on FUSE are refused.
+    ``identity`` is ``exact`` when device and inode agree, ``content`` when they cannot be compared (overlayfs) and the
+    first page of memory and file are equal. Raises UnsupportedTarget when it is another file.
+    """
+    start = request.get("start")
+    if not isinstance(start, int):
+        raise UsageError("open takes the start address of a mapping")
+    served = bool(request.get("served", True))
+    mappings = parse_maps(target.read("maps", MAX_MAPS))
+    mapping = next((m for m in mappings if m.start == start), None)
+    if mapping is None or not mapping.inode:
+        raise UnsupportedTarget(f"process {target.pid} maps no file at {start:#x} any more")
+    fd, how = _from_map_files(target, mapping, served), "exact"
+    if fd is None:
+        fd = _from_path(target, mapping, served)
+        try:
+            how = _same(target, mapping, mappings, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+    found = os.fstat(fd)
+    return {
+        "identity": how,
+        "dev": found.st_dev,
+        "inode": found.st_ino,
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+    }, fd
+
+
+def _from_map_files(target: Target, mapping: Mapping, served: bool) -> int | None:
+    name = f"map_files/{mapping.start:x}-{mapping.end:x}"
+    try:
+        handle = os.open(name, O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
+    except (PermissionError, FileNotFoundError):
+        return None
+    except ProcessLookupError as e:
+        raise ProcessGone(f"process {target.pid} exited, or runs another program now") from e
+    return _reopen(handle, target, mapping, served)
+
+
+def _from_path(target: Target, mapping: Mapping, served: bool) -> int:
+    if mapping.deleted:
+        raise UnsupportedTarget(
+            f"{_name(mapping)} was deleted or replaced while process {target.pid} uses it",
+            hint="give the readers CAP_CHECKPOINT_RESTORE to read deleted files, or restart the job",
+        )
+    root = os.open("root", O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.dir_fd)
+    try:
+        handle = handle_below(root, mapping.path)
+    except FileNotFoundError as e:
+        raise UnsupportedTarget(f"process {target.pid} maps {_name(mapping)}, which is not there any more") from e
+    except OSError as e:
+        raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} cannot be opened: {e.strerror}") from e
+    finally:
+        os.close(root)
+    return _reopen(handle, target, mapping, served)
+
+
+def _reopen(handle: int, target: Target, mapping: Mapping, served: bool) -> int:
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} is no regular file")
+        if not served:
+            _refuse_served(handle, _name(mapping))
+        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as e:
+        raise ProcessGone(f"process {target.pid} exited") from e
+    finally:
+        os.close(handle)
+
+
+def _same(target: Target, mapping: Mapping, mappings: list[Mapping], fd: int) -> str:
+    found = os.fstat(fd)
+    if (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) == (*mapping.device, mapping.inode):
+        return "exact"
+    file_id = (mapping.device, mapping.inode)
+    first = next((m for m in mappings if (m.device, m.inode) == file_id and m.offset == 0), None)
+    if first is not None and first.permissions.startswith("r"):
+        size = min(_HEAD, first.end - first.start, found.st_size)
+        (memory,) = ProcessMemory(target.pid).read_many([(first.start, size)])
+        if memory is not None and memory == os.pread(fd, size, 0):
+            return "content"
+    raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} was replaced by another file")
+
+
+def _name(mapping: Mapping) -> str:
+    return clean_text(mapping.path, 256)
+
+
+MAX_PATHS = 16
+MAX_PATH = 4_096
+MAX_SIZE = 256 << 20
+# A path may begin with $NAME/ of these. They are replaced here, so their values do not leave the reader.
+_VARIABLES = frozenset(("HOME", "XDG_CACHE_HOME"))
+_VARIABLE = re.compile(r"\$([A-Z_]+)(?=/)")
+_STATUS_BYTES = 64 << 10
+
+
+def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
+    """Checks which of ``paths`` are regular files of the process's user, without opening any.
+
+    ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or None. A path is absolute, begins with
+    ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory; ``paths``: the
+    resolved paths, None without such a variable. ``uid`` is the process's. ``witness``: a process that sees the same
+    files under the same paths, also after this one ended: 1, or 0 for any reader; else None.
+    """
+    paths = request.get("paths")
+    if not isinstance(paths, list) or len(paths) > MAX_PATHS or not all(isinstance(path, str) for path in paths):
+        raise UsageError(f"files takes {MAX_PATHS} paths at most")
+    uid, variables = _owner(target), _variables(target, paths)
+    found: list[dict[str, Any] | None] = []
+    places = [_resolved(path, variables) for path in paths]
+    for resolved in places:
+        handle = None if resolved is None else _handle(target, resolved)
+        if resolved is None or handle is None:
+            found.append(None)
+            continue
+        try:
+            found.append(_described(resolved, os.fstat(handle), uid))
+        finally:
+            os.close(handle)
+    shown = [None if path is None else clean_text(path, MAX_PATH) for path in places]
+    return {"files": found, "paths": shown, "uid": uid, "witness": _witness(target)}
+
+
+def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Open ``path``, absolute or relative to the working directory; returns (entry as of ``find_files``, fd).
+
+    ``uid``: the required owner, by default the process's user. Raises UnsupportedTarget when it is no regular file of
+    that user, does not exist, or is larger than 256 MiB.
+    """
+    path, uid = request.get("path"), request.get("uid")
+    if not isinstance(path, str) or not path:
+        raise UsageError("file takes a path")
+    if not isinstance(uid, int):
+        uid = _owner(target)
+    name = clean_text(path, 256)
+    handle = _handle(target, path)
+    if handle is None:
+        raise UnsupportedTarget(f"{name} of process {target.pid} cannot be opened")
+    try:
+        described = _described(path, os.fstat(handle), uid)
+        if described is None:
+            raise UnsupportedTarget(f"{name} of process {target.pid} is no regular file of its user")
+        if described["size"] > MAX_SIZE:
+            raise UnsupportedTarget(f"{name} of process {target.pid} is larger than {size(MAX_SIZE)}")
+        return described, os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError as e:
+        raise PrivilegeError(f"{name} of process {target.pid} may not be read") from e
+    except FileNotFoundError as e:
+        raise ProcessGone(f"process {target.pid} exited") from e
+    finally:
+        os.close(handle)
+
+
+def _handle(target: Target, path: str) -> int | None:
+    """An O_PATH descriptor of the file; None when the process reaches none by this path."""
+    encoded = os.fsencode(path)
+    if not encoded or len(encoded) > MAX_PATH or b"\0" in encoded:
+        return None
+    start = "root" if encoded.startswith(b"/") else "cwd"
+    try:
+        root = os.open(start, O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.dir_fd)
+    except (FileNotFoundError, ProcessLookupError) as e:
+        raise ProcessGone(f"process {target.pid} exited") from e
+    except PermissionError as e:
+        raise PrivilegeError(f"the files of process {target.pid} may not be read") from e
+    try:
+        return handle_below(root, encoded)
+    except OSError:
+        return None
+    finally:
+        os.close(root)
+
+
+def _described(path: str, found: os.stat_result, uid: int) -> dict[str, Any] | None:
+    # A reader may read every file: a process must not make it read another user's.
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != uid:
+        return None
+    return {
+        "path": clean_text(path, MAX_PATH),
+        "dev": found.st_dev,
+        "inode": found.st_ino,
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+        "uid": found.st_uid,
+    }
+
+
+def _owner(target: Target) -> int:
+    """The file system uid of the process (the fourth number), which its files have."""
+    uids = parse_status(target.read("status", _STATUS_BYTES))["Uid"]
+    return int(uids[-1])
+
+
+def _variables(target: Target, paths: list[str]) -> dict[str, str]:
+    if not any(path.startswith("$") for path in paths):
+        return {}
+    return parse_environ(target.read("environ", MAX_ENVIRON), _VARIABLES)
+
+
+def _resolved(path: str, variables: dict[str, str]) -> str | None:
+    match = _VARIABLE.match(path)
+    if match is None:
+        return path
+    value = variables.get(match[1]) if match[1] in _VARIABLES else None
+    return value.rstrip("/") + path[match.end() :] if value else None
+
+
+def _witness(target: Target) -> int | None:
+    for pid in (0, 1):
+        try:
+            with Target(pid or os.getpid()) as other:
+                if all(_place(other, name) == _place(target, name) for name in ("root", "ns/mnt")):
+                    return pid
+        except (OSError, ProcessGone, PrivilegeError):
+            continue  # it may not be read
+    return None
+
+
+def _place(target: Target, name: str) -> tuple[int, int]:
+    found = os.stat(name, dir_fd=target.dir_fd)
+    return found.st_dev, found.st_ino

@@ -1,0 +1,209 @@
+"""Accepts TCP connections of callers who are not identified yet.
+
+A handshake has a time limit and a place among few, nobody is kept out by another's, and the kernel names the other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import struct
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from probing.daemon.query.caller import Caller
+from probing.daemon.service.audit import Audit
+from probing.daemon.service.tls import Tls
+
+__all__ = (
+    "Handshakes",
+    "Places",
+    "peer_name",
+)
+
+_SOCK_DIAG, _BY_FAMILY, _REQUEST, _ANY_COOKIE = 4, 20, 1, 0xFFFFFFFF
+_HEADER = struct.Struct("=IHHII")
+# struct inet_diag_req_v2 and the begin of inet_diag_msg; ports are in network order.
+_QUESTION = struct.Struct("=BBBBI2s2s16s16s3I")
+_SOCKET = struct.Struct("=BBBB2s2s16s16s3I3III")
+_LISTEN = 10
+_ANSWER_S = 0.5
+
+
+class _Connection(Protocol):
+    @property
+    def family(self) -> int: ...
+
+    def getpeername(self) -> Any: ...
+
+    def getsockname(self) -> Any: ...
+
+
+def peer_name(connection: _Connection) -> str:
+    """Returns ``ADDRESS, uid N`` for a peer whose socket is of this network namespace, else ``ADDRESS``; ``unknown``
+    for a connection that has ended."""
+    try:
+        (address, port), (own, own_port) = connection.getpeername()[:2], connection.getsockname()[:2]
+    except OSError:
+        return "unknown"
+    uid = _owner(connection.family, (address, port), (own, own_port))
+    return address if uid is None else f"{address}, uid {uid}"
+
+
+def _owner(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int | None:
+    """Returns the user of the socket that is bound to ``local`` and connected to ``remote``; None: there is none here,
+    or its process has closed it."""
+    try:
+        ends = [socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0") for host, _ in (local, remote)]
+        ports = [port.to_bytes(2, "big") for _, port in (local, remote)]
+        question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF, *ports, *ends, 0, *[_ANY_COOKIE] * 2)
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+            kernel.settimeout(_ANSWER_S)
+            kernel.send(_HEADER.pack(_HEADER.size + len(question), _BY_FAMILY, _REQUEST, 1, 0) + question)
+            answer = kernel.recv(1 << 12)
+    except (OSError, ValueError):
+        return None
+    if len(answer) < _HEADER.size + _SOCKET.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
+        return None
+    _, state, _, _, *found, _, _, _, _, _, _, uid, inode = _SOCKET.unpack_from(answer, _HEADER.size)
+    # The kernel answers with a listening socket where it has no other; a closed one has no file, and user 0.
+    return int(uid) if found[:2] == ports and state != _LISTEN and inode else None
+
+
+_C = TypeVar("_C")
+
+
+class Places(Generic[_C]):
+    """At most ``most`` connections, and ``each`` of one holder. A new one always gets a place: the oldest connection of
+    its holder gives way where that has ``each``, else the oldest of the holder that has the most."""
+
+    def __init__(self, most: int, each: int) -> None:
+        self._most = most
+        self._each = each
+        # By holder, in order of age.
+        self._held: dict[str, list[_C]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._held.values()))
+
+    def take(self, holder: str, connection: _C) -> tuple[str, _C] | None:
+        """Gives ``connection`` a place. Returns the holder and the connection that lost theirs for it: close that."""
+        held, lost = len(self._held.get(holder, ())), None
+        if held >= self._each or len(self) >= self._most:
+            crowd = max(self._held, key=lambda one: len(self._held[one]))
+            loser = holder if held >= min(self._each, len(self._held[crowd])) else crowd
+            lost = loser, self._held[loser][0]
+            self.leave(*lost)
+        self._held.setdefault(holder, []).append(connection)
+        return lost
+
+    def leave(self, holder: str, connection: _C) -> None:
+        """Gives the place back, if ``connection`` still has it."""
+        held = self._held.get(holder, [])
+        if connection in held:
+            held.remove(connection)
+            if not held:
+                del self._held[holder]
+
+
+HANDSHAKE_S = 5.0
+SHUTDOWN_S = 2.0
+# Connections in their handshake: of one port, and of one address or local user.
+MOST = 64
+EACH = 16
+# Pause where the process has no descriptor left, s.
+PAUSE_S = 1.0
+# OpenSSL's reasons for bytes that are no TLS.
+_PLAIN = frozenset(
+    (
+        "HTTP_REQUEST",
+        "WRONG_VERSION_NUMBER",
+        "UNKNOWN_PROTOCOL",
+        "PACKET_LENGTH_TOO_LONG",
+        "UNEXPECTED_MESSAGE",
+        "BAD_RECORD_TYPE",
+        "RECORD_LAYER_FAILURE",
+    )
+)
+# Python 3.10 does not wait for the other end's farewell.
+_SHUTDOWN: dict[str, Any] = {"ssl_shutdown_timeout": SHUTDOWN_S} if sys.version_info >= (3, 11) else {}
+_log = logging.getLogger(__name__)
+
+
+class Handshakes:
+    """Gives connections to protocols of ``make`` once their handshake has ended. Belongs to one event loop."""
+
+    def __init__(self, name: str, tls: Tls, make: Callable[[], asyncio.Protocol], audit: Audit) -> None:
+        self._name = name
+        self._tls = tls
+        self._make = make
+        self._audit = audit
+        self._running: set[asyncio.Task[None]] = set()
+        self._places: Places[asyncio.Task[None]] = Places(MOST, EACH)
+        self._accepting: asyncio.Task[None] | None = None
+
+    def start(self, listener: socket.socket) -> None:
+        """Accepts connections of ``listener`` and owns it."""
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
+
+    def close(self) -> None:
+        for task in (self._accepting, *self._running):
+            if task is not None:
+                task.cancel()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                try:
+                    sock, _ = await loop.sock_accept(listener)
+                except OSError as e:
+                    _log.error("cannot accept connections: %s", e.strerror)
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                sock.setblocking(False)
+                who = peer_name(sock)
+                task = loop.create_task(self._shake(sock, who))
+                self._running.add(task)
+                task.add_done_callback(partial(self._ended, who))
+                if (lost := self._places.take(who, task)) is not None:
+                    crowd, oldest = lost
+                    oldest.cancel()
+                    self._audit.refused(Caller(self._name, crowd), "TLS", "too many handshakes at once")
+
+    def _ended(self, who: str, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._places.leave(who, task)
+
+    async def _shake(self, sock: socket.socket, who: str) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make,
+                sock,
+                ssl=self._tls.server(),
+                ssl_handshake_timeout=HANDSHAKE_S,
+                **_SHUTDOWN,
+            )
+        except (OSError, ValueError) as e:
+            self._audit.refused(Caller(self._name, who), "TLS", _why(e))
+            sock.close()
+        except asyncio.CancelledError:
+            sock.close()
+            raise
+
+
+def _why(error: Exception) -> str:
+    """Returns the reason in words of ours or OpenSSL's: none has bytes of the caller."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        if error.reason in _PLAIN:
+            return "it does not speak TLS"
+        return f"TLS: {(error.reason or 'error').replace('_', ' ').lower()}"
+    if isinstance(error, ConnectionAbortedError):
+        return f"no TLS handshake within {HANDSHAKE_S:.0f} s"
+    return "it went away in the handshake"

@@ -1,0 +1,189 @@
+"""Reports health and the fatal error of a process to the supervisor and systemd; ends it on SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from probing.api.errors import PrivilegeError, ProbingError, error_from
+from probing.daemon.supervisor.journal import line_of, print_error
+from probing.daemon.supervisor.notify import notify, watchdog_interval
+
+__all__ = (
+    "ANSWERS",
+    "ERROR_FD",
+    "MAX_LINE",
+    "RESTARTED",
+    "Watch",
+    "alive",
+    "fields_of",
+    "guard",
+    "parse",
+    "report",
+    "result_of",
+    "stop_on_signal",
+)
+
+ERROR_FD = "PROBINGD_ERROR_FD"
+ANSWERS = b"answers"
+# Why the process before this one ended.
+RESTARTED = "PROBINGD_RESTARTED"
+# A write of at most PIPE_BUF bytes to a pipe is whole or not there.
+MAX_LINE = 4096
+
+
+def report(error: ProbingError, more: str = "") -> None:
+    """Reports the error that ends this process to the supervisor; without one to stderr and systemd, with ``more``."""
+    fd = os.environ.get(ERROR_FD, "")
+    if fd.isdigit():
+        with suppress(OSError):
+            os.write(int(fd), json.dumps(fields_of(error)).encode()[: MAX_LINE - 1] + b"\n")
+            return
+    print_error(error, more)
+    notify(f"STATUS={line_of(error)}{more}")
+
+
+def fields_of(error: ProbingError) -> dict[str, object]:
+    """Returns what ``parse`` takes, as JSON, within MAX_LINE."""
+    return {"kind": error.kind, "message": error.message[:800], "hint": error.hint[:400]}
+
+
+def alive(*, answers: bool) -> None:
+    """Reports to the supervisor, if there is one, that this process is alive."""
+    fd = os.environ.get(ERROR_FD, "")
+    if fd.isdigit():
+        # A supervisor that closed the pipe has ended, and this process with it.
+        with suppress(OSError):
+            os.write(int(fd), ANSWERS + b"\n" if answers else b"\n")
+
+
+def parse(line: bytes) -> ProbingError | None:
+    """Returns the error of a line of ``report``; None for any other line."""
+    try:
+        fields = json.loads(line)
+        return error_from(str(fields["kind"]), str(fields["message"]), str(fields["hint"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def result_of(main: Callable[[], int]) -> int | ProbingError:
+    """Returns what ``main`` returns, or the ProbingError that it raises; a lack of descriptors is one, too."""
+    try:
+        return main()
+    except ProbingError as e:
+        return e
+    except OSError as e:
+        if e.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        hint = "allow more open files: LimitNOFILE= in a unit, `ulimit -n` in a shell"
+        error = PrivilegeError(f"no descriptor is left: {e.strerror}", hint=hint)
+        error.__cause__ = e
+        return error
+
+
+def guard(main: Callable[[], int]) -> int:
+    """Runs ``main``; reports the error that it raises, and returns its exit code."""
+    result = result_of(main)
+    if isinstance(result, int):
+        return result
+    report(result)
+    return result.exit_code
+
+
+# For a start, s: the log is recovered, programs are loaded, processes are found.
+_START_S = 120.0
+# Requests in the time after which the watcher gives up.
+PARTS = 5
+# Between two requests until the first answer, s: the start waits for it.
+SOON_S = 0.05
+STOP_S = 5.0
+# Between two requests without a watcher, s.
+ALONE_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Asks ``well(seconds)``: whether the process answers within so many seconds and made progress within as many.
+
+    ``hang_s``: seconds without a report after which the supervisor acts; 0: only systemd watches. The main thread
+    calls ``step`` in each round of its own loop; until the first call the process counts as starting.
+    """
+
+    def __init__(self, hang_s: float, well: Callable[[float], bool]) -> None:
+        self._interval = watchdog_interval()
+        self._hang_s = hang_s or 2 * (self._interval or 0.0)
+        self._well = well
+        self._begun = time.monotonic()
+        self._stepped: float | None = None
+        self._started = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        faulthandler.enable()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the requests; the last one must have been answered or closed."""
+        self._ended.set()
+        self._started.set()
+        self._thread.join(STOP_S)
+
+    def step(self) -> None:
+        self._stepped = time.monotonic()
+        self._started.set()
+
+    def _run(self) -> None:
+        interval = min(self._hang_s / PARTS, self._interval or self._hang_s) or ALONE_S
+        while not self._started.wait(interval):
+            # A start that takes too long is a hang.
+            if time.monotonic() < self._begun + _START_S:
+                _report(answers=False)
+        answered = False
+        while not self._ended.is_set() and (self._hang_s or not answered):
+            if self._is_well():
+                answered = True
+                _report(answers=True)
+            self._ended.wait(interval if answered else SOON_S)
+
+    def _is_well(self) -> bool:
+        seconds = self._hang_s / 2 or ALONE_S
+        if self._hang_s and time.monotonic() > (self._stepped or 0.0) + self._hang_s:
+            return False
+        try:
+            return self._well(seconds)
+        except (ProbingError, OSError) as e:
+            _log.warning("no sign of life: %s", e)
+            return False
+
+
+def _report(*, answers: bool) -> None:
+    alive(answers=answers)
+    notify("WATCHDOG=1")
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def stop_on_signal(stop: Callable[[], object]) -> None:
+    """Calls ``stop`` at the first SIGTERM or SIGINT, in the main thread, and ignores both from then on.
+
+    A process that is asked to stop twice stops cleanly: the interpreter restores the default action of signals with a
+    handler, but not of ignored ones, before it has ended (CPython, ``_PySignal_Fini``), and so does an event loop.
+    """
+
+    def handler(*_: object) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        stop()
+
+    for number in _SIGNALS:
+        signal.signal(number, handler)
