@@ -57,7 +57,7 @@ class Question:
         """``done(nodes, all)`` is called when so many of all nodes have answered or failed; see ``Nodes``."""
         self._wire = wire
         self._statements = statements
-        self._query = query_of(statements, max_bytes, named=len(statements) > 1)
+        self._query = query_of(statements, max_bytes, named=len(statements) != 1)
         self._take = take
         self._room = Room(max_bytes)
         self._strict = strict

@@ -13,7 +13,7 @@ from waiting import until
 
 from probing.api.errors import CorruptTarget, InternalError, UnsupportedTarget
 from probing.daemon.nccl_uprobes.flight_recorder import dump as flight_dump
-from probing.daemon.processes.parsers import ParserPool
+from probing.daemon.processes.parsers import PARSERS, ParserPool
 from probing.diagnosis.flight_recorder.dump import load_dump
 
 PATIENCE = 60.0
@@ -61,7 +61,7 @@ def test_a_refused_file_is_not_parsed_again(parser_pool: ParserPool, tmp_path: P
 
 
 def test_a_parser_for_rare_files_ends_when_it_is_idle(parser_listener: Listener) -> None:
-    made = ParserPool(parser_listener.path, kept=0, idle_s=0.1)
+    made = ParserPool(parser_listener.path, PARSERS._replace(kept=0, idle_s=0.1))
     try:
         for number in (1, 2):
             with pytest.raises(CorruptTarget):
