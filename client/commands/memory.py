@@ -24,9 +24,9 @@ from probing.client.times import Bound, Interval
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl memory --all-nodes --job 4711", "probingctl memory --limit 10 -f json")
-# How far back rows of memory are shown, and exits are looked for.
+# The time before now in which rows of memory and exits are read.
 _LATELY = Interval(Bound(120.0))
-# A rank with so many times the median of its job is named, when the difference is also this many bytes.
+# A rank is named that has this many times the median of its job, and this many bytes more.
 _UNEVEN, _UNEVEN_BYTES = 1.2, 256_000_000
 
 
@@ -69,7 +69,7 @@ def run(settings: Settings, options: Options) -> None:
         if job is not None and not runs:
             require_live(cluster, job)
     width = None if options.wide or settings.output is not None else terminal_width()
-    text = "\n".join(_people(own, news.lines_of(states, own["job"], own["run"]), width) for own in runs)
+    text = "\n".join(_text(own, news.lines_of(states, own["job"], own["run"]), width) for own in runs)
     flat = [{"job": own["job"], "run": own["run"], **process} for own in runs for process in own["processes"]]
     write_objects(settings, runs, text or "(no memory of a training process was read in the last minute)\n", flat)
 
@@ -103,7 +103,7 @@ def _device(used: Row, reading: Row | None) -> Row:
 
 
 def _whole(row: Row) -> Row:
-    """Adds what a process has of all its devices."""
+    """Returns ``row`` with the memory of the process on all its devices together."""
     used = [device["used_bytes"] for device in row["devices"] if device["used_bytes"] is not None]
     totals = [device["total_bytes"] for device in row["devices"] if device["total_bytes"]]
     fullest = [device["mem_used_pct"] for device in row["devices"] if device["mem_used_pct"] is not None]
@@ -125,7 +125,7 @@ def _run(name: tuple[str, str], rows: list[Row], limit: int | None) -> Row:
 
 
 def _imbalance(rows: Sequence[Row], key: str, kind: str) -> list[str]:
-    """Returns a sentence when one trainer has much more than the median of at least three."""
+    """Returns a sentence if a trainer has much more memory than the median of at least three."""
     known = {row["rank"]: row[key] for row in rows if row["role"] == "trainer" and row["rank"] is not None and row[key]}
     if len(known) < 3:
         return []
@@ -140,7 +140,7 @@ def _key(row: Row) -> tuple[object, ...]:
     return row["node"], row["pid"], row["start_ns"]
 
 
-def _people(own: Row, lines_above: Sequence[str], width: int | None) -> str:
+def _text(own: Row, lines_above: Sequence[str], width: int | None) -> str:
     told = [*lines_above, *own["sentences"]]
     head = [f"job {own['job'] or '-'}  run {own['run'] or '-'}", *(f"  {text}" for text in told)]
     lines = "".join(part + "\n" for line in head for part in wrapped(escape(line), width))

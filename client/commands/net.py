@@ -127,7 +127,7 @@ def run(settings: Settings, options: Options) -> None:
     shown = dict.fromkeys((row["job"], row["run"]) for row in found["tcp"])
     lines = [f"job {run[0]}: {line}" for run in shown for line in news.lines_of(states, *run)]
     above = "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
-    write_objects(settings, found, above + _people(found, width, every=options.every), found["tcp"])
+    write_objects(settings, found, above + _text(found, width, every=options.every), found["tcp"])
 
 
 def _read(cluster: Cluster, job: str | None, during: Interval) -> dict[str, list[Row]]:
@@ -140,7 +140,7 @@ def _read(cluster: Cluster, job: str | None, during: Interval) -> dict[str, list
     return {name: rows_of(tables[name]) for name in statements}
 
 
-def _people(found: dict[str, list[Row]], width: int | None, *, every: bool) -> str:
+def _text(found: dict[str, list[Row]], width: int | None, *, every: bool) -> str:
     bold = width is not None
     interfaces = [{**row, "errors": _errors(row)} for row in found["interfaces"]]
     text = (
@@ -157,7 +157,7 @@ def _people(found: dict[str, list[Row]], width: int | None, *, every: bool) -> s
 
 
 def _nodes_by_address(interfaces: Sequence[Row]) -> dict[str, str]:
-    """The node of each address that only one node has."""
+    """Returns the node by address, for addresses that only one node has."""
     nodes: dict[str, set[str]] = {}
     for row in interfaces:
         for address in (row["addresses"] or "").split(", "):

@@ -82,8 +82,8 @@ def run(settings: Settings, options: Options) -> None:
             rows = _ended(cluster, where or "true", during)
             write_objects(settings, rows, by_job(_ENDED, rows, width), rows)
             return
-        people = settings.format == "table"
-        answer, found = _asked(cluster, where) if people else (cluster.processes(where), None)
+        as_table = settings.format == "table"
+        answer, found = _asked(cluster, where) if as_table else (cluster.processes(where), None)
         if job is not None and not answer.table.num_rows:
             require_live(cluster, job)
         if found is not None:
