@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from probing.api.text import bits, escape, plural, size, sql_text
+from probing.api.text import age, bits, escape, plural, size, sql_text
 from probing.client.absence import claim
 from probing.client.collectives import news
 from probing.client.options import Job, Since, Until
@@ -74,10 +74,6 @@ ORDER BY retrans DESC, rtt_max_ns DESC NULLS LAST, node, local_address, peer_add
 MOST = 10_000
 
 
-def _trip(ns: float | None) -> str:
-    return "-" if ns is None else f"{ns / 1e6:.3g} ms"
-
-
 _INTERFACE_FIELDS = (
     Field("NODE", "node"),
     Field("INTERFACE", "interface"),
@@ -98,8 +94,8 @@ _TCP_FIELDS = (
     Field("CONN", "sockets", right=True),
     Field("SENT", "bytes_sent", size, right=True),
     Field("RECEIVED", "bytes_received", size, right=True),
-    Field("ROUND TRIP", "rtt_ns", _trip, right=True),
-    Field("MOST", "rtt_max_ns", _trip, right=True),
+    Field("ROUND TRIP", "rtt_ns", age, right=True),
+    Field("MOST", "rtt_max_ns", age, right=True),
     Field("RETRANS", "retrans", right=True),
     Field("OF SENT", "share", right=True),
     Field("NOW", "now", flex=True),
