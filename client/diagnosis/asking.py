@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probing.api.errors import FormatError, NotFound, QueryTimeout
 from probing.client.absence import partial
 from probing.client.diagnosis.exits import facts_of_exits
-from probing.client.diagnosis.outcome import cautious, settled, worst_first
+from probing.client.diagnosis.outcome import worst_first
 from probing.client.jobs import silent_nodes
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.facts_file import from_json, load
-from probing.diagnosis.ladder import Diagnosis, diagnose
+from probing.diagnosis.ladder import Diagnosis, diagnose_runs
 from probing.diagnosis.merge import merge_runs
 
 if TYPE_CHECKING:
@@ -64,6 +64,6 @@ def from_file(path: Path) -> list[Diagnosis]:
     return diagnosed(load(path))
 
 
-def diagnosed(facts: Iterable[Facts]) -> list[Diagnosis]:
+def diagnosed(facts: Sequence[Facts]) -> list[Diagnosis]:
     """Returns a diagnosis for each of ``facts``, the worst first."""
-    return worst_first(settled([cautious(diagnose(own)) for own in facts]))
+    return worst_first(diagnose_runs(facts))

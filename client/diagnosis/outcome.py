@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from probing.client.diagnosis.exits import how_it_ended
 from probing.client.render.rows import Row
 from probing.client.render.text import age, plural, utc, when
-from probing.diagnosis.facts import Facts, Missing, Rank
-from probing.diagnosis.ladder import Diagnosis
+from probing.diagnosis.facts import Facts, Missing
+from probing.diagnosis.ladder import Diagnosis, begun_ns
 from probing.diagnosis.report import CANNOT_TELL, HEALTHY, QUIET_NS, as_dict, unread
 from probing.diagnosis.stalls import STUCK_PATIENCE, gate_ns
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING
 
 __all__ = (
     "as_object",
-    "cautious",
     "confidence_word",
     "exit_code",
     "flat",
     "healthy_sentence",
     "missing_text",
-    "settled",
     "worst_first",
     "wrong",
 )
@@ -33,8 +30,6 @@ _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
 _NOW_NS = 1_000_000
 # The words for a confidence of at least this value.
 _WORDS = ((0.85, "high"), (0.6, "medium"))
-# The highest confidence while a node of the cluster does not answer.
-_WITHOUT_A_NODE = 0.8
 
 
 def wrong(diagnosis: Diagnosis) -> bool:
@@ -46,12 +41,12 @@ def worst_first(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Returns the diagnoses by severity, then the newest run of each job, then by the number of ranks that wait."""
     begun: dict[str, list[int]] = {}
     for one in diagnoses:
-        begun.setdefault(one.facts.job, []).append(_begun(one.facts))
+        begun.setdefault(one.facts.job, []).append(begun_ns(one.facts))
 
     def order(diagnosis: Diagnosis) -> tuple[int, int, int, str]:
         facts, worst = diagnosis.facts, diagnosis.findings[0] if diagnosis.findings else None
         severity = _ORDER[worst.severity] if worst else len(_ORDER)
-        later = sum(other > _begun(facts) for other in begun[facts.job])
+        later = sum(other > begun_ns(facts) for other in begun[facts.job])
         return severity, later, -len(worst.victims) if worst else 0, facts.job
 
     return sorted(diagnoses, key=order)
@@ -63,34 +58,6 @@ def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
     if verdicts - {HEALTHY, CANNOT_TELL}:
         return _WRONG
     return _UNDECIDED if CANNOT_TELL in verdicts else 0
-
-
-def cautious(diagnosis: Diagnosis) -> Diagnosis:
-    """Returns ``diagnosis``, with a lower confidence where a node did not answer."""
-    if all(item.kind != "node" for item in diagnosis.missing):
-        return diagnosis
-    lowered = [replace(f, confidence=min(f.confidence, _WITHOUT_A_NODE)) for f in diagnosis.findings]
-    return replace(diagnosis, findings=tuple(lowered))
-
-
-def settled(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Returns ``diagnoses``; findings of a run that has ended become notes where a later run of the job goes on."""
-    going = {d.facts.job: _begun(d.facts) for d in diagnoses if any(not _ended(rank) for rank in d.facts.ranks)}
-    found = []
-    for one in diagnoses:
-        ends = [rank.exit.ts_ns for rank in one.facts.ranks if rank.exit is not None]
-        if one.facts.job in going and ends and all(map(_ended, one.facts.ranks)) and max(ends) <= going[one.facts.job]:
-            one = replace(one, findings=tuple(replace(f, severity=NOTE) for f in one.findings))
-        found.append(one)
-    return found
-
-
-def _ended(rank: Rank) -> bool:
-    return rank.exit is not None or rank.state == "exited"
-
-
-def _begun(facts: Facts) -> int:
-    return min((rank.started_ns for rank in facts.ranks if rank.started_ns is not None), default=facts.taken_ns)
 
 
 def confidence_word(confidence: float) -> str:

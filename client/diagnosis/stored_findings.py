@@ -15,7 +15,7 @@ from probing.api.errors import ProbingError
 from probing.client.diagnosis.exits import how_it_ended, job_ended
 from probing.client.diagnosis.finding_rows import COLUMNS, VERDICTS, finding_of
 from probing.client.diagnosis.findings import Verdicts, by_run, newest_sql, ns_of, numbers, timed
-from probing.client.diagnosis.outcome import settled, worst_first, wrong
+from probing.client.diagnosis.outcome import worst_first, wrong
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.text import clock, utc
 from probing.client.session import sql_text
@@ -55,7 +55,7 @@ def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> li
     except ProbingError as e:
         gap = Missing("history", f"whether a finding is open: {e.message}")
         return [replace(one, missing=(*one.missing, gap)) if one in asked else one for one in diagnoses]
-    return worst_first(settled([_with(one, rows) if one in asked else one for one in diagnoses]))
+    return worst_first([_with(one, rows) if one in asked else one for one in diagnoses])
 
 
 def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
@@ -84,7 +84,8 @@ def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
         return diagnosis
     ends = [finding for finding in diagnosis.findings if finding.severity != NOTE]
     notes = [finding for finding in diagnosis.findings if finding.severity == NOTE]
-    return replace(diagnosis, findings=(*errors, *ends, *others, *notes))
+    found = (*errors, *ends, *others, *notes)
+    return replace(diagnosis, findings=tuple(replace(f, severity=NOTE) for f in found) if diagnosis.outlived else found)
 
 
 def _not_seen(case: Case, row: Row) -> Finding:
