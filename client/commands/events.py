@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from probing.client.collectives.endings import MOST, events
+from probing.client.diagnosis.endings import MOST, events
 from probing.client.options import Job, Since, Until
 from probing.client.render.by_job import by_job
 from probing.client.render.output import write_objects

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +12,9 @@ import typer
 
 from probing.api.errors import NotFound
 from probing.client.collectives import sql as nccl_sql
-from probing.client.collectives.endings import ended_sql, exits
-from probing.client.collectives.silence import silent
-from probing.client.collectives.standing import LIVE, RECENT, idle, standing, standings
+from probing.client.collectives.silence import Process, silent
+from probing.client.collectives.standing import RECENT, Run, idle, standing, standings, state_rows, state_statements
 from probing.client.collectives.text import people
-from probing.client.diagnosis.findings import OPEN, open_by_run
 from probing.client.options import Job, Since, Until
 from probing.client.paused import pause_lines, shown_pauses
 from probing.client.render.output import write_objects
@@ -44,11 +42,9 @@ _STATEMENTS = {
     "failed": nccl_sql.FAILED,
     "timings": nccl_sql.TIMINGS,
     "known": nccl_sql.COMMUNICATORS,
-    "live": LIVE,
     "recent": RECENT,
-    "findings": OPEN,
 }
-_OF_NOW = ("inflight", "live", "recent", "findings")
+_OF_NOW = ("inflight", "recent")
 # The state of a communicator whose ranks disagree: the first of these that a rank reports.
 _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 
@@ -95,7 +91,7 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, during: Interva
         name: sql.format(**(past if past and name in _OF_NOW else asked)) for name, sql in _STATEMENTS.items()
     }
     # A stream belongs to one node: to add up its operations here, all of them would have to be sent.
-    tables = cluster.query_all({**statements, "ended": ended_sql(of_job, during)}, each=("totals",))
+    tables = cluster.query_all({**statements, **state_statements(of_job, during)}, each=("totals",))
     results = {name: rows_of(tables[name]) for name in statements}
     found: _Found = {}
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
@@ -113,7 +109,10 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, during: Interva
             own = _communicator(found, row)
             own[name].append({k: v for k, v in row.items() if k not in (*_KEY, *_NAMED)})
     _total(found, results["timings"], results["totals"])
-    _stand(cluster, found, results, exits(tables["ended"]), every_run=comm is None)
+    busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
+    live, findings, ended = state_rows(tables)
+    runs, trainers, _ = standings(live if during.open else (), findings, ended, now=during.open)
+    _stand(cluster, found, runs, trainers, busy, every_run=comm is None)
     for own in found.values():
         _sort(own)
     return [found[key] for key in sorted(found, key=str)]
@@ -125,11 +124,17 @@ def _spread(cluster: Cluster, nodes: set[str]) -> int | None:
     return spread_ns(cluster.clocks.of(node, now_ns) for node in nodes) if len(nodes) > 1 else None
 
 
-def _stand(cluster: Cluster, found: _Found, results: dict[str, list[Row]], ends: list[Row], *, every_run: bool) -> None:
+def _stand(
+    cluster: Cluster,
+    found: _Found,
+    runs: Mapping[Run, Row],
+    trainers: Mapping[Run, Sequence[Row]],
+    busy: Container[Process],
+    *,
+    every_run: bool,
+) -> None:
     """Adds the state of each run; with ``every_run`` also an entry without ``comm`` for a run without operations."""
-    runs, trainers = standings(results["live"], ends, open_by_run(results["findings"]))
     shown = {key[:2] for key in found}
-    busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
     for run, live in trainers.items():
         waiting = idle(live, busy)
         if run not in shown and not (every_run and waiting):

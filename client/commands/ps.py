@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import UsageError
-from probing.client.collectives.endings import MOST, ended, recent
+from probing.client.diagnosis.endings import MOST, ended, recent
 from probing.client.diagnosis.findings import OPEN, Verdicts, open_by_run, verdict_lines
 from probing.client.options import Job, Wide
 from probing.client.paused import pause_lines, shown_pauses

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from probing.api.errors import FormatError, NotFound, QueryTimeout
 from probing.client.absence import partial
-from probing.client.diagnosis.exits import facts_of_exits
+from probing.client.diagnosis.endings import facts_of_exits
 from probing.client.diagnosis.outcome import worst_first
 from probing.client.jobs import silent_nodes
 from probing.diagnosis.facts import Facts, Missing

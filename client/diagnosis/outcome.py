@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.client.diagnosis.exits import how_it_ended
 from probing.client.render.rows import Row
 from probing.client.render.text import age, plural, utc, when
+from probing.diagnosis.deaths import how_it_ended
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.ladder import Diagnosis, begun_ns
 from probing.diagnosis.report import CANNOT_TELL, HEALTHY, QUIET_NS, as_dict, unread

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from probing.api.errors import ProbingError
-from probing.client.diagnosis.exits import how_it_ended, job_ended
 from probing.client.diagnosis.finding_rows import COLUMNS, VERDICTS, finding_of
 from probing.client.diagnosis.findings import Verdicts, by_run, newest_sql, ns_of, numbers, timed
 from probing.client.diagnosis.outcome import worst_first, wrong
@@ -20,6 +19,7 @@ from probing.client.render.rows import Row, rows_of
 from probing.client.render.text import clock, utc
 from probing.client.session import sql_text
 from probing.diagnosis.case import Case
+from probing.diagnosis.deaths import how_it_ended, job_ended
 from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.report import QUIET_NS, unread

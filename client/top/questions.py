@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import NamedTuple
 
-from probing.client.collectives.endings import ended_sql
+from probing.client.diagnosis.endings import ended_sql
 from probing.client.diagnosis.findings import OPEN_COLUMNS, ROW_AGE, newest_sql
 from probing.client.times import Bound, Interval
 
