@@ -18,8 +18,10 @@ __all__ = (
     "is_p2p",
     "main_thread",
     "native_wait",
+    "open_operations",
     "outside",
     "python_wait",
+    "wait_in",
     "wait_of",
 )
 
@@ -63,16 +65,16 @@ def wait_of(rank: Rank, facts: Facts) -> Wait | None:
     """Returns the operation that ``rank`` waits in; None if it waits in none, or none is known."""
     if halted(rank):
         return None
-    own = _open(rank)
+    own = open_operations(rank)
     main = main_thread(rank)
     if main is None:
-        return None if not own else _of(own[0], ("probe",), own[0].async_op is not True)
+        return None if not own else wait_in(own[0])
     call, thread = _call(rank, main)
     if call is not None:
         return _matched(rank, thread, call, own, facts)
     if not own or _contradicts(rank, main, own[0]):
         return None
-    return _of(own[0], ("probe",), own[0].async_op is not True)
+    return wait_in(own[0])
 
 
 def halted(rank: Rank) -> bool:
@@ -101,8 +103,8 @@ def is_p2p(op: str | None) -> bool:
     return op in P2P
 
 
-def _open(rank: Rank) -> list[Operation]:
-    # The oldest first, without those whose end was not recorded.
+def open_operations(rank: Rank) -> list[Operation]:
+    """Returns the operations of ``rank`` in flight, the oldest first, without those whose end was not recorded."""
     ended: dict[str, list[int]] = {}
     if rank.open:
         for one in rank.done:
@@ -110,6 +112,11 @@ def _open(rank: Rank) -> list[Operation]:
                 ended.setdefault(one.comm, []).append(one.seq)
     live = [o for o in rank.open if o.seq is None or sum(s > o.seq for s in ended.get(o.comm, ())) < _STALE_AFTER]
     return sorted(live, key=lambda o: o.t_call_ns or 0)
+
+
+def wait_in(one: Operation) -> Wait:
+    """Returns the wait for the end of an operation in flight, firm unless it is asynchronous."""
+    return _of(one, ("probe",), one.async_op is not True)
 
 
 def _of(one: Operation, witnesses: tuple[str, ...], firm: bool = True) -> Wait:

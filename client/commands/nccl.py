@@ -12,6 +12,7 @@ import typer
 
 from probing.api.errors import NotFound
 from probing.client.collectives import sql as nccl_sql
+from probing.client.collectives.in_flight import CALLED, INFLIGHT, in_flight
 from probing.client.collectives.silence import Process, silent
 from probing.client.collectives.standing import RECENT, Run, idle, standing, standings, state_rows, state_statements
 from probing.client.collectives.text import people
@@ -27,6 +28,7 @@ from probing.federation.execution.clocks import spread_ns
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
+    from probing.diagnosis.wait_graph import Pending
 
 __all__ = ("EXAMPLES", "Options", "Row", "collect", "run")
 
@@ -38,13 +40,14 @@ _STATEMENTS = {
     "totals": nccl_sql.TOTALS,
     "ops": nccl_sql.OPS,
     "ranks": nccl_sql.RANKS,
-    "inflight": nccl_sql.INFLIGHT,
+    "inflight": INFLIGHT,
+    "called": CALLED,
     "failed": nccl_sql.FAILED,
     "timings": nccl_sql.TIMINGS,
     "known": nccl_sql.COMMUNICATORS,
     "recent": RECENT,
 }
-_OF_NOW = ("inflight", "recent")
+_OF_NOW = ("inflight", "called", "recent")
 # The state of a communicator whose ranks disagree: the first of these that a rank reports.
 _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 
@@ -62,13 +65,14 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
         paused = pause_lines(cluster)
-        found = collect(cluster, job, options.comm, during)
+        found, pending = collect(cluster, job, options.comm, during)
         if not found and options.comm is not None:
             _require_comm(cluster, job, options.comm)
         if not found and job is not None and during.open:
             require_live(cluster, job)
         width = terminal_width() if settings.output is None else None
-        write_objects(settings, found, shown_pauses(settings, paused) + people(found, during, width), _flat(found))
+        text = shown_pauses(settings, paused) + people(found, during, width, pending)
+        write_objects(settings, found, text, _flat(found))
 
 
 def _require_comm(cluster: Cluster, job: str | None, comm: str) -> None:
@@ -80,9 +84,12 @@ def _require_comm(cluster: Cluster, job: str | None, comm: str) -> None:
         raise NotFound(f"there is no communicator {comm}{whose}", hint="`probingctl nccl` shows those with operations")
 
 
-def collect(cluster: Cluster, job: str | None, comm: str | None, during: Interval) -> list[Row]:
-    """Returns communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes. What is in
-    flight now belongs to an interval that reaches to now. All is read from one snapshot of each node."""
+def collect(
+    cluster: Cluster, job: str | None, comm: str | None, during: Interval
+) -> tuple[list[Row], dict[Run, list[Pending]]]:
+    """Returns communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes, and the
+    operations in flight by run. What is in flight now belongs to an interval that reaches to now. All is read from one
+    snapshot of each node."""
     of_job = "true" if job is None else f"job = {sql_text(job)}"
     where = of_job if comm is None else f"{of_job} AND comm = {sql_text(comm)}"
     asked = {"where": where, "during": during.sql(), "of_job": of_job}
@@ -112,10 +119,11 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, during: Interva
     busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
     live, findings, ended = state_rows(tables)
     runs, trainers, _ = standings(live if during.open else (), findings, ended, now=during.open)
+    pending = in_flight(live, results["inflight"], results["called"], results["known"])
     _stand(cluster, found, runs, trainers, busy, every_run=comm is None)
     for own in found.values():
         _sort(own)
-    return [found[key] for key in sorted(found, key=str)]
+    return [found[key] for key in sorted(found, key=str)], pending
 
 
 def _spread(cluster: Cluster, nodes: set[str]) -> int | None:

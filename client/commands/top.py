@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import ProbingError, UsageError
+from probing.client.collectives.in_flight import CALLED, INFLIGHT, in_flight
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process, innermost, silent
 from probing.client.collectives.sql import RANKS
@@ -52,10 +53,7 @@ SELECT node, job, run, pid, max(step) AS step, arg_max(1e9 / duration_ns, step) 
   epoch_ns(now()) - epoch_ns(max(t_end)) AS step_age_ns
 FROM train.steps WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node, job, run, pid
 """
-_INFLIGHT = """
-SELECT node, job, run, comm, comm_rank, rank, pid, op, seq, age_ns FROM comm.inflight WHERE {where}
-"""
-_STATEMENTS = {"rates": _RATES, "ranks": RANKS, "inflight": _INFLIGHT, "steps": _STEPS}
+_STATEMENTS = {"rates": _RATES, "ranks": RANKS, "inflight": INFLIGHT, "called": CALLED, "steps": _STEPS}
 # How long a run that has ended stays in view.
 _SHOWN_ENDED = Interval(Bound(600.0))
 
@@ -161,7 +159,7 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     statements = {name: sql.format(where=where, window=seconds, during=lately) for name, sql in _STATEMENTS.items()}
     tables = cluster.query_all({**statements, **state_statements(where, _SHOWN_ENDED)})
     live, findings, gone = state_rows(tables)
-    rates, late, inflight, stepped = (rows_of(tables[name]) for name in _STATEMENTS)
+    rates, late, inflight, called, stepped = (rows_of(tables[name]) for name in _STATEMENTS)
     python, missing = _python(cluster, job) if live else ({}, [])
     lags: dict[Process, int] = {}
     for row in late:
@@ -177,7 +175,8 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
         python,
     )
     ranks, runs = rank_rows(seen, partial(silent, cluster))
-    return Frame(ranks, runs, pause_lines(cluster), tuple(dict.fromkeys([*_lost(cluster), *missing])))
+    pending = in_flight(live, inflight, called)
+    return Frame(ranks, runs, pending, pause_lines(cluster), tuple(dict.fromkeys([*_lost(cluster), *missing])))
 
 
 def _lost(cluster: Cluster) -> list[str]:

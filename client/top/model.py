@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from probing.client.collectives.in_flight import in_flight
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process
 from probing.client.collectives.top_text import Frame
@@ -72,7 +73,8 @@ class Model:
         paused = {
             rows.node: f"PAUSED on {rows.node}{rows.paused}: nothing newer is seen" for rows in here if rows.paused
         }
-        frame = Frame(ranks, runs, paused)
+        rows = (_all(here, name) for name in ("ranks", "inflight", "progress"))
+        frame = Frame(ranks, runs, in_flight(*rows), paused)
         return View(
             jobs_of(frame),
             tuple(sorted(fetched.absent, key=lambda absent: absent.address)),
