@@ -9,9 +9,19 @@ from functools import cached_property
 from probing.diagnosis.facts import Rank, Thread
 from probing.diagnosis.sequences import Sequence
 from probing.diagnosis.wait_graph import Pending, WaitGraph
-from probing.diagnosis.waits import INIT, Wait, halted, is_p2p, main_thread, open_operations, outside, wait_in
+from probing.diagnosis.waits import (
+    FILE_LOCK,
+    INIT,
+    Wait,
+    halted,
+    is_p2p,
+    main_thread,
+    open_operations,
+    outside,
+    wait_in,
+)
 
-__all__ = ("Joins",)
+__all__ = ("Joins", "with_file_locks")
 
 _RECEIVES = ("recv", "recv_any_source")
 
@@ -182,3 +192,23 @@ def _place(thread: Thread | None) -> tuple[str, str, int | None] | None:
     # The innermost Python frame. Its variables differ between ranks.
     frames = thread.frames if thread is not None else ()
     return next(((f.func, f.file, f.line) for f in frames if not f.native), None)
+
+
+def with_file_locks(graph: WaitGraph, ranks: Iterable[Rank]) -> WaitGraph:
+    """Returns ``graph`` with the ranks that wait for a file lock, which wait in no operation, and for whom."""
+    living = [rank for rank in ranks if rank.exit is None]
+    pids = {(rank.node, rank.pid): rank.rank for rank in living}
+    waiters: dict[int, list[int]] = {}
+    waits: dict[int, Wait] = {}
+    for rank in living:
+        condition = rank.condition
+        if condition is None or condition.lock_holder is None or rank.rank in graph.waits or halted(rank):
+            continue
+        holder = pids.get((rank.node, condition.lock_holder))
+        if holder is not None and holder != rank.rank:
+            waiters.setdefault(holder, []).append(rank.rank)
+            waits[rank.rank] = Wait(None, None, FILE_LOCK, condition.asleep_since_ns)
+    if not waits:
+        return graph
+    locks = [Pending(None, None, FILE_LOCK, tuple(own), frozenset((holder,))) for holder, own in waiters.items()]
+    return WaitGraph({**graph.waits, **waits}, [*graph.operations, *locks])

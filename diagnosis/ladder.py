@@ -7,14 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from probing.diagnosis.advice import advised
 from probing.diagnosis.case import Case
 from probing.diagnosis.corroborate import corroborated
 from probing.diagnosis.drifts import with_drift
 from probing.diagnosis.facts import Facts, Missing, Rank
-from probing.diagnosis.hardware_evidence import with_symptoms
-from probing.diagnosis.known_bugs import with_known_bugs
-from probing.diagnosis.next_steps import with_commands
 from probing.diagnosis.rules import (
     absent,
     communicator_error,
@@ -39,7 +35,7 @@ from probing.diagnosis.rules import (
     slow_rank,
     undecided,
 )
-from probing.diagnosis.time_outs import with_time_out
+from probing.diagnosis.supplements import advised, with_commands, with_known_bugs, with_symptoms, with_time_out
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING, Finding, Verdict
 
 __all__ = ("RULES", "Diagnosis", "Rule", "begun_ns", "diagnose", "diagnose_runs")

@@ -21,9 +21,9 @@ from typing import Any, Protocol, TypeVar
 from probing.api.errors import NotFound, ProbingError
 from probing.daemon.clock import until_next
 from probing.daemon.config import DiagnoseConfig
+from probing.daemon.diagnose.findings_store import Outbox
 from probing.daemon.diagnose.gate import JobNow, jobs_of
 from probing.daemon.diagnose.lifecycle import JobFindings, LookResult
-from probing.daemon.diagnose.outbox import Outbox
 from probing.daemon.diagnose.problems import Problems, printable
 from probing.daemon.diagnose.schedule import Look, Schedule
 from probing.daemon.fairness import Turns

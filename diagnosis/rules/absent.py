@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probing.diagnosis.case import Case
-from probing.diagnosis.holdups import doubts, hold_ups, lowered, operation_text
-from probing.diagnosis.unseen import Unseen, unseen
+from probing.diagnosis.holdups import Unseen, doubts, hold_ups, lowered, operation_text, unseen
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.words import clean, exit_text, ranks_of, ranks_wait, time_text
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.clocks import apart_ns
+from probing.diagnosis.disagreements import vote
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.verdict import ERROR, NOTE, Culprit, Finding, Verdict
-from probing.diagnosis.votes import vote
 from probing.diagnosis.words import clean, duration_text, ranks_of, ranks_wait, who
 
 __all__ = ("COMMUNICATOR_ERROR", "VERDICTS", "find")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probing.diagnosis.case import Case
+from probing.diagnosis.disagreements import vote
 from probing.diagnosis.holdups import doubts, edge_text, longest_wait, lowered, operation_text, site
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
-from probing.diagnosis.votes import vote
 from probing.diagnosis.waits import FILE_LOCK, is_p2p
 from probing.diagnosis.words import listed, ranks_of, ranks_wait, time_text
 

@@ -8,9 +8,8 @@ from probing.diagnosis.activity.requests import IDLE
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import HoldUp, destroyed_text, doubts, edge_text, hold_ups, lowered, operation_text, site
 from probing.diagnosis.rules.absent import ended
-from probing.diagnosis.stalls import last_seen_ns
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
-from probing.diagnosis.waits import FILE_LOCK, INIT, halted, main_thread
+from probing.diagnosis.waits import FILE_LOCK, INIT, halted, last_seen_ns, main_thread
 from probing.diagnosis.words import ranks_of, ranks_wait, time_text
 
 __all__ = ("VERDICTS", "find")

@@ -8,13 +8,12 @@ from dataclasses import replace
 from probing.diagnosis.activity.requests import IDLE, RPC
 from probing.diagnosis.activity.scene import is_library, python_frames
 from probing.diagnosis.case import Case
+from probing.diagnosis.disagreements import vote
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.holdups import lowered, operation_text, site
 from probing.diagnosis.joins import Joins
-from probing.diagnosis.stalls import STUCK_PATIENCE
 from probing.diagnosis.verdict import ERROR, NOTE, Finding, Verdict
-from probing.diagnosis.votes import vote
-from probing.diagnosis.waits import halted, main_thread, wait_of
+from probing.diagnosis.waits import STUCK_PATIENCE, halted, main_thread, wait_of
 from probing.diagnosis.words import clean, ranks_of, time_text
 
 __all__ = ("VERDICTS", "find")

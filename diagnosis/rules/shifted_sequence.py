@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probing.diagnosis.case import Case
-from probing.diagnosis.disagreements import Disagreement
+from probing.diagnosis.disagreements import Disagreement, Pattern, pattern_of
 from probing.diagnosis.holdups import doubts, longest_wait, lowered, place_text, site
 from probing.diagnosis.rules.mismatch import about_of
 from probing.diagnosis.sequences import Sequence, Signature, signature
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
-from probing.diagnosis.votes import Pattern, pattern_of
 from probing.diagnosis.words import call_text, clean, ranks_of, time_text
 
 __all__ = ("VERDICTS", "find")

@@ -8,8 +8,7 @@ import pytest
 from diagnosis_cases import NOW, elsewhere, facts, frame, history, in_collective, op, rank, thread
 
 from probing.client.diagnosis.asking import diagnosed
-from probing.client.diagnosis.outcome import as_object, exit_code, flat, worst_first
-from probing.client.diagnosis.page import people
+from probing.client.diagnosis.page import as_object, exit_code, flat, people, worst_first
 from probing.client.render.text import cut_mark
 from probing.diagnosis.facts import Exit, Facts, Missing, Rank, Step
 from probing.diagnosis.ladder import Diagnosis

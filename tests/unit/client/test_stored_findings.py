@@ -12,9 +12,8 @@ import pytest
 from diagnosis_cases import NOW, ago, elsewhere, facts, history, in_collective, op, rank
 
 from probing.api.errors import QueryTimeout
-from probing.client.diagnosis.outcome import exit_code
-from probing.client.diagnosis.page import people
-from probing.client.diagnosis.stored_findings import with_stored_findings
+from probing.client.diagnosis.asking import with_stored_findings
+from probing.client.diagnosis.page import exit_code, people
 from probing.diagnosis.facts import Condition, Exit, Facts, Missing, Rank
 from probing.diagnosis.ladder import Diagnosis, diagnose, diagnose_runs
 

@@ -16,8 +16,7 @@ from waiting import until
 from probing.api.errors import NotFound, PeerError
 from probing.daemon.diagnose.coordination.coordinator import MAX_TRIES, Coordinator
 from probing.daemon.diagnose.coordination.job_facts import MAX_DEEP, JobFacts
-from probing.daemon.diagnose.coordination.marks import LIVING, job_mark
-from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFacts, Sight
+from probing.daemon.diagnose.coordination.peers import LIVING, Holder, Holding, PeerFacts, Sight, job_mark
 from probing.daemon.diagnose.coordination.proofs import Proofs
 from probing.diagnosis.facts import Facts, Rank
 from probing.diagnosis.facts_file import to_json

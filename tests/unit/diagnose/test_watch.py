@@ -16,8 +16,7 @@ from watch_support import MAIN, SECOND, START, Job, Scene, T, finding
 
 from probing.api.errors import NotFound, PeerError, QueryTimeout, UsageError
 from probing.daemon.diagnose.gate import JobNow
-from probing.daemon.diagnose.reviews import Reviews
-from probing.daemon.diagnose.schedule import Look, Schedule
+from probing.daemon.diagnose.schedule import Look, Reviews, Schedule
 from probing.diagnosis.facts import Missing
 from probing.diagnosis.rules.idle import IDLE
 from probing.diagnosis.verdict import NOTE, WARNING, Culprit, Finding, StackOf

@@ -21,8 +21,7 @@ from probing.api.tables import TABLES
 from probing.client.cluster import Cluster
 from probing.client.commands import diagnose as diagnose_command
 from probing.client.commands import nccl, ps, top
-from probing.client.diagnosis.outcome import flat
-from probing.client.diagnosis.page import people
+from probing.client.diagnosis.page import flat, people
 from probing.client.render.rows import Row, rows_of
 from probing.client.times import interval
 from probing.client.top.model import Model

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from probing.diagnosis.ladder import RULES
-from probing.diagnosis.situations import SITUATIONS, Situation
 from probing.diagnosis.verdict import Verdict
-from probing.diagnosis.vocabulary import GENERAL, page, verdicts
+from probing.diagnosis.vocabulary import GENERAL, SITUATIONS, Situation, page, verdicts
 
 ROOT = Path(__file__).resolve().parents[3]
 GROUPS = {"hang", "slow", "death", "memory", "numbers", "hardware", "general"}
