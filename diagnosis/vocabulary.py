@@ -123,8 +123,6 @@ def _section(verdict: Verdict) -> Iterator[str]:
     if verdict.situations:
         yield "* **Recognises**:"
         yield from (f"    * {texts.get(situation, situation)}" for situation in verdict.situations)
-    if verdict.tests:
-        yield f"* **Shown by**: {', '.join(f'`{test}`' for test in verdict.tests)}"
 
 
 def _activities() -> Iterator[str]:

@@ -21,7 +21,6 @@ DEAD = Verdict(
     "The process, alive under its pid.",
     ("Look at the end of that rank's log, and at the kernel's log of its node.", "Restart the job."),
     ("dead_rank",),
-    ("test_a_rank_that_is_gone_is_named",),
 )
 UNREACHABLE = Verdict(
     "rank_unreachable",
@@ -34,7 +33,6 @@ UNREACHABLE = Verdict(
     "An answer of the node with the rank in that operation.",
     ("Check whether the node is up and its daemon runs: `probingctl nodes`.", "Ask again with all nodes."),
     ("unreachable_node",),
-    ("test_ranks_on_a_node_that_does_not_answer_are_unreachable",),
 )
 VERDICTS = (DEAD, UNREACHABLE)
 

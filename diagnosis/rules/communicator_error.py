@@ -29,11 +29,6 @@ COMMUNICATOR_ERROR = Verdict(
         "Look at the node's network and GPU: `probingctl rdma`, and `dmesg` for Xid lines.",
     ),
     situations=("communicator_error",),
-    tests=(
-        *("test_the_first_error_of_its_own_is_to_blame", "test_after_an_abort_the_rank_that_did_not_join_is_to_blame"),
-        "test_an_asynchronous_error_names_the_rank_that_had_it_first",
-        "test_an_abort_names_the_rank_that_did_not_join",
-    ),
 )
 VERDICTS = (COMMUNICATOR_ERROR,)
 

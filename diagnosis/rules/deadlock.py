@@ -30,11 +30,6 @@ DEADLOCK = Verdict(
         "Compare the stacks of two ranks of the cycle: the order of their calls differs there.",
     ),
     ("branch",),
-    (
-        "test_two_groups_in_opposite_order_are_a_deadlock",
-        "test_a_ring_of_sends_is_a_deadlock",
-        "test_the_rank_that_keeps_a_file_lock_and_waits_for_those_that_want_it_is_named",
-    ),
 )
 VERDICTS = (DEADLOCK,)
 

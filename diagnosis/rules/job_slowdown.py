@@ -81,7 +81,6 @@ JOB_SLOWDOWN = Verdict(
     "The next steps are as short as before, or the job went on to longer ones by itself: another sequence length, say.",
     ("Look at what all ranks share: storage, network, power and clocks of the nodes.",),
     situations=("job_slowdown",),
-    tests=("test_all_ranks_are_slower_and_what_they_do_more", "test_a_real_change_is_found_where_it_is"),
 )
 VERDICTS: tuple[Verdict, ...] = (JOB_SLOWDOWN,)
 

@@ -133,7 +133,6 @@ MEMORY_GROWTH = Verdict(
         "Save a checkpoint before the memory ends.",
     ),
     situations=("memory_growth",),
-    tests=("test_a_leak_is_named_before_it_ends", "test_ranks_of_a_node_share_its_memory"),
 )
 MEMORY_IMBALANCE = Verdict(
     "memory_imbalance",
@@ -146,7 +145,6 @@ MEMORY_IMBALANCE = Verdict(
     "The rank is meant to have more: it holds the data, or another part of the model.",
     ("Look for what only this rank keeps: tensors moved to one device, results gathered on one rank, or data.",),
     situations=("memory_imbalance",),
-    tests=("test_a_rank_with_twice_the_memory",),
 )
 VERDICTS: tuple[Verdict, ...] = (MEMORY_GROWTH, MEMORY_IMBALANCE)
 

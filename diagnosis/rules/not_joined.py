@@ -33,12 +33,6 @@ NOT_JOINED = Verdict(
     "The named rank's call of the operation, or an operation in which it waits for another rank.",
     ("Look at what the named rank does: `probingctl stacks --job J PID --native` has its whole stack.",),
     ("branch", "uneven_data", "blocked_rank", "busy_rank", "blocked_storage", "starved_loader", "nccl_timeout"),
-    (
-        "test_the_rank_that_has_not_joined_is_named",
-        "test_a_chain_of_groups_leads_to_the_rank_at_its_end",
-        "test_the_true_culprit_is_found_exactly",
-        "test_the_rank_that_keeps_a_file_lock_elsewhere_is_named",
-    ),
 )
 VERDICTS = (NOT_JOINED,)
 

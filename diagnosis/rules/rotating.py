@@ -131,7 +131,6 @@ ROTATING = Verdict(
         "Look at the shares of each rank: `probingctl balance --job J`.",
     ),
     situations=("uneven_work",),
-    tests=("test_a_straggler_that_rotates_is_uneven_data",),
 )
 PASSED = Verdict(
     "passed_straggler",
@@ -144,7 +143,6 @@ PASSED = Verdict(
     "The rank is late again.",
     ("Look at what the rank did then: `probingctl profile --job J --rank R`, `probingctl events --job J`.",),
     situations=("slow_rank",),
-    tests=("test_a_rank_that_was_slow_for_a_while",),
 )
 VERDICTS = (ROTATING, PASSED)
 

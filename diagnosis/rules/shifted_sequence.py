@@ -30,7 +30,6 @@ SHIFTED = Verdict(
         "Search the logs of that rank for a traceback or a warning at that time.",
     ),
     ("swallowed_exception",),
-    ("test_a_swallowed_exception_shifts_the_sequence",),
 )
 VERDICTS = (SHIFTED,)
 
