@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from probing.api.text import age, escape, numbers_text, plural, share_text, sql_text
 from probing.client.absence import claim
-from probing.client.collectives import news
-from probing.client.collectives.standing import Run
+from probing.client.collectives.standing import LAST_SEEN, Run, state_lines, states
 from probing.client.options import Job, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
@@ -102,20 +101,20 @@ def run(settings: Settings, options: Options) -> None:
         job = job_named(cluster, options.job)
         found = _found(cluster, job, during)
         of_job = "true" if job is None else f"job = {sql_text(job)}"
-        states = news.states(cluster.query_all(news.statements(of_job, during)), now=during.open)
+        runs = states(cluster, of_job, during)
         if not found and job is not None and during.open:
             require_live(cluster, job)
         paused = shown_pauses(settings, pause_lines(cluster))
     width = terminal_width() if settings.output is None else None
     head = ("job", "run")
     flat = [{**{name: own[name] for name in head}, **rank} for own in found for rank in own["ranks"]]
-    text = "\n".join(_text(own, news.lines_of(states, own["job"], own["run"]), width) for own in found)
-    write_objects(settings, found, paused + (text or _no_step(states, during, width)), flat)
+    text = "\n".join(_text(own, state_lines(runs, own["job"], own["run"]), width) for own in found)
+    write_objects(settings, found, paused + (text or _no_step(runs, during, width)), flat)
 
 
-def _no_step(states: Mapping[Run, Row], during: Interval, width: int | None) -> str:
+def _no_step(runs: Mapping[Run, Row], during: Interval, width: int | None) -> str:
     """Returns the text where no step ended: the states of the jobs, and when steps are recognised."""
-    lines = [f"job {run[0]}  run {run[1]}: {line}" for run in states for line in news.lines_of(states, *run)]
+    lines = [f"job {run[0]}  run {run[1]}: {line}" for run in runs for line in state_lines(runs, *run)]
     lines += [f"(no step ended {during.text()}; `probingctl nccl` shows the operations. {_RECOGNISED})"]
     return "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
 
@@ -229,6 +228,6 @@ def _still(own: Row, lines_above: Sequence[str]) -> list[str]:
     """Returns a line if a live job has ended no step for long, so that the shares are those of the time before."""
     usual = max((rank["step_ns"] or 0 for rank in own["ranks"]), default=0)
     quiet = own["last_step_age_ns"]
-    if quiet is None or quiet < max(_LONG_NS, _USUAL * usual) or news.LAST_SEEN in lines_above:
+    if quiet is None or quiet < max(_LONG_NS, _USUAL * usual) or LAST_SEEN in lines_above:
         return []
     return [f"no step has ended for {age(quiet)}: the shares are of the steps before"]

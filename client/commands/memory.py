@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from probing.api.text import escape, percent, size, sql_text
-from probing.client.collectives import news
-from probing.client.collectives.endings import ended_sql, exits
+from probing.client.collectives.standing import standings, state_lines, state_rows, state_statements
 from probing.client.gpus.readings import MEMORY, PROCESSES, READINGS, ask, device_key, fitting
 from probing.client.options import Job, Wide
 from probing.client.render.output import write_objects
@@ -60,16 +59,15 @@ def run(settings: Settings, options: Options) -> None:
         job = job_named(cluster, options.job)
         found = ask(cluster, {"memory": MEMORY, "processes": PROCESSES, "readings": READINGS})
         of_job = "true" if job is None else f"job = {sql_text(job)}"
-        asked = news.statements(of_job, _LATELY)
-        tables = cluster.query_all({**asked, "exits": ended_sql(of_job, _LATELY)})
-        states, gone = news.states(tables), {_key(row) for row in exits(tables["exits"])}
+        states, _, ended = standings(*state_rows(cluster.query_all(state_statements(of_job, _LATELY))))
+        gone = set(map(_key, ended))
         runs = _runs(found["memory"], found["processes"], found["readings"], job, options.limit)
         for process in (process for own in runs for process in own["processes"]):
             process["state"] = "ended" if _key(process) in gone else "running"
         if job is not None and not runs:
             require_live(cluster, job)
     width = None if options.wide or settings.output is not None else terminal_width()
-    text = "\n".join(_text(own, news.lines_of(states, own["job"], own["run"]), width) for own in runs)
+    text = "\n".join(_text(own, state_lines(states, own["job"], own["run"]), width) for own in runs)
     flat = [{"job": own["job"], "run": own["run"], **process} for own in runs for process in own["processes"]]
     write_objects(settings, runs, text or "(no memory of a training process was read in the last minute)\n", flat)
 

@@ -10,7 +10,7 @@ import typer
 
 from probing.api.text import age, bits, escape, plural, size, sql_text
 from probing.client.absence import claim
-from probing.client.collectives import news
+from probing.client.collectives.standing import state_lines, states
 from probing.client.options import Job, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
@@ -118,10 +118,10 @@ def run(settings: Settings, options: Options) -> None:
         if not found["tcp"] and job is not None and during.open:
             require_live(cluster, job)
         of_job = "true" if job is None else f"job = {sql_text(job)}"
-        states = news.states(cluster.query_all(news.statements(of_job, during)), now=during.open)
+        runs = states(cluster, of_job, during)
     width = terminal_width() if settings.output is None else None
     shown = dict.fromkeys((row["job"], row["run"]) for row in found["tcp"])
-    lines = [f"job {run[0]}: {line}" for run in shown for line in news.lines_of(states, *run)]
+    lines = [f"job {run[0]}: {line}" for run in shown for line in state_lines(runs, *run)]
     above = "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
     write_objects(settings, found, above + _text(found, width, every=options.every), found["tcp"])
 

@@ -10,7 +10,7 @@ import typer
 
 from probing.api.errors import UsageError
 from probing.api.text import escape, sql_text
-from probing.client.collectives.endings import MOST, ended, recent
+from probing.client.diagnosis.endings import MOST, ended, recent
 from probing.client.diagnosis.findings import OPEN, Verdicts, open_by_run, verdict_lines
 from probing.client.options import Job, Wide
 from probing.client.render.output import write_objects, write_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from probing.client.collectives.text import NOTABLE_NS
+from probing.client.collectives.in_flight import NOTABLE_NS
 from probing.client.render.rows import Row
 from probing.client.top.figures import Line, Span, brief_age, brief_size, fitted, number, rate, spark
 
