@@ -20,8 +20,7 @@ from statistics_of_blocks import table
 from probing.daemon.config import DiagnoseConfig
 from probing.daemon.diagnose.gate import JobNow, jobs_of
 from probing.daemon.diagnose.gather.gatherer import Gatherer
-from probing.daemon.diagnose.reviews import Reviews
-from probing.daemon.diagnose.schedule import Schedule
+from probing.daemon.diagnose.schedule import Reviews, Schedule
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import GATE, WorkerPool
 from probing.daemon.service.collector_client import CollectorClient

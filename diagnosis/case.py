@@ -12,17 +12,15 @@ from probing.diagnosis.cold_caches import WARM_UP, lone_compiler_text
 from probing.diagnosis.disagreements import Disagreement, disagreements, ended_badly
 from probing.diagnosis.fabrics import FabricFault, fabric_faults
 from probing.diagnosis.facts import Communicator, Facts, Rank
-from probing.diagnosis.file_locks import with_file_locks
-from probing.diagnosis.joins import Joins
+from probing.diagnosis.joins import Joins, with_file_locks
 from probing.diagnosis.sample_difference import Work, work_of
 from probing.diagnosis.sequences import Sequence, sequences_of, world_of
-from probing.diagnosis.stalls import gate_ns, patience_ns, quiet_ns
 from probing.diagnosis.symptoms.all import symptoms_of
 from probing.diagnosis.symptoms.symptom import Symptom
 from probing.diagnosis.training_threads import with_training_threads
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, StackOf
-from probing.diagnosis.wait_graph import WaitGraph
-from probing.diagnosis.waits import INIT, Wait, main_thread, wait_of
+from probing.diagnosis.wait_graph import Pending, WaitGraph
+from probing.diagnosis.waits import INIT, Wait, gate_ns, main_thread, patience_ns, quiet_ns, wait_of
 from probing.diagnosis.words import clean, who
 
 __all__ = ("Case",)
@@ -147,8 +145,16 @@ class Case:
         if not any((self.wait_ns(rank) or 0) >= self.gate_ns for rank in self.waits):
             return WaitGraph({})
         old = {rank: wait for rank, wait in self.waits.items() if self._is_old(rank, wait)}
-        graph = Joins(self.ranks, self.waits, self.sequences, self.world, self.now).graph(old)
-        return with_file_locks(graph, self.facts.ranks)
+        return with_file_locks(self._joins.graph(old), self.facts.ranks)
+
+    @cached_property
+    def in_flight(self) -> list[Pending]:
+        """The operations in flight, also short ones, and who has not joined the collectives among them."""
+        return self._joins.in_flight()
+
+    @cached_property
+    def _joins(self) -> Joins:
+        return Joins(self.ranks, self.waits, self.sequences, self.world, self.now)
 
     def _is_old(self, rank: int, wait: Wait) -> bool:
         if wait.firm and wait.since_ns is not None:

@@ -1,20 +1,32 @@
-"""Finds which rank died first, and whether of an own cause."""
+"""How ranks ended: which died first, whether of an own cause, and who ended the others."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from probing.api.text import ranks_of
 from probing.diagnosis.case import Case
 from probing.diagnosis.clocks import apart_ns
-from probing.diagnosis.facts import Exit, Helper, Rank
+from probing.diagnosis.facts import Exit, Facts, Helper, Process, Rank
 from probing.diagnosis.peer_sockets import PEER_GONE
-from probing.diagnosis.words import clean
+from probing.diagnosis.words import clean, exit_text
 
-__all__ = ("Death", "First", "Kind", "behind", "deaths", "first_of", "lost_worker")
+__all__ = (
+    "Death",
+    "First",
+    "Kind",
+    "behind",
+    "deaths",
+    "first_failure",
+    "first_of",
+    "how_it_ended",
+    "job_ended",
+    "lost_worker",
+)
 
 # A process that fails closes its sockets before it unloads libraries, so its peers may end before it.
 _TEARDOWN_NS = 5_000_000_000
@@ -22,6 +34,7 @@ _TEARDOWN_NS = 5_000_000_000
 _ORDER_NS = 50_000_000
 _WORKER_NS = 30_000_000_000
 _LONGEST = 200
+_MOST_NAMED = 4
 _ORDERS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _RANK = re.compile(r"^\[rank\d+\]:?\s*")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -73,7 +86,7 @@ def deaths(case: Case) -> list[Death]:
     found = []
     for rank in case.facts.ranks:
         end = rank.exit
-        if end is not None and (end.signal or end.code or end.oom):
+        if end is not None and _failed(end):
             error = _error(case, rank)
             found.append(Death(rank, end, case.time(rank.rank, end.ts_ns), _kind(case, rank, end, error), error))
     return sorted(found, key=lambda death: death.at_ns)
@@ -90,6 +103,28 @@ def first_of(case: Case, died: Sequence[Death]) -> First | None:
         return _ordered(died)
     window = [d for d in died if d.at_ns - first.at_ns <= _TEARDOWN_NS and d.kind is not Kind.SUDDEN]
     return _first(min(window, key=lambda d: (d.kind, d.at_ns)), died, case)
+
+
+def first_failure(facts: Facts) -> Rank | Process | None:
+    """Returns the process whose failure the others of its run followed: the rank that died first; where no rank died,
+    the first other process that failed. None where a user, scheduler or launcher ended all ranks."""
+    case = Case(facts)
+    if died := deaths(case):
+        first = first_of(case, died)
+        return None if first is None else first.death.rank
+    # A trainer ends a data loader by SIGTERM if it is slow to exit.
+    failed = [
+        (process.exit.ts_ns, process)
+        for process in facts.processes
+        if process.exit is not None
+        and _failed(process.exit)
+        and (process.role, process.exit.signal) != ("data_loader", signal.SIGTERM)
+    ]
+    return min(failed, key=lambda one: one[0])[1] if failed else None
+
+
+def _failed(end: Exit) -> bool:
+    return bool(end.signal or end.code or end.oom)
 
 
 def _ordered(died: Sequence[Death]) -> First | None:
@@ -193,3 +228,35 @@ def lost_worker(rank: Rank) -> Helper | None:
         if lost.oom or (lost.signal and lost.signal not in _ORDERS) or (lost.code or 0) > 0:
             return helper
     return None
+
+
+def job_ended(facts: Facts) -> bool:
+    """Whether all ranks of the job have ended."""
+    return bool(facts.ranks) and all(rank.exit is not None for rank in facts.ranks)
+
+
+def how_it_ended(facts: Facts) -> Iterator[str]:
+    """Yields how the ranks and the launcher of a job ended, and who ended them."""
+    alike: dict[str, list[int]] = {}
+    for rank in facts.ranks:
+        if rank.exit is not None:
+            alike.setdefault(exit_text(rank.exit, rank.condition), []).append(rank.rank)
+    for text, ranks in list(alike.items())[:_MOST_NAMED]:
+        yield f"{ranks_of(ranks)} {text if len(ranks) == 1 else text.replace('was ', 'were ', 1)}"
+    for process in facts.processes:
+        if process.role == "launcher" and process.exit is not None:
+            yield f"the launcher (pid {process.pid}) {exit_text(process.exit)}"
+    yield from _by_whom(facts)
+
+
+def _by_whom(facts: Facts) -> Iterator[str]:
+    """Yields who ended the job, as far as exits show it: the kernel, or who sent a signal that asks to end."""
+    ends = [rank.exit for rank in facts.ranks if rank.exit is not None]
+    if any(end.oom for end in ends):
+        yield "the kernel ended it for lack of memory"
+    elif ends and all(end.signal in _ORDERS for end in ends):
+        launchers = [process for process in facts.processes if process.role == "launcher"]
+        if any(process.exit is None and process.state not in ("exited", "zombie") for process in launchers):
+            yield "its launcher lives: it or a user ended the ranks"
+        else:
+            yield f"a scheduler{', its launcher' if launchers else ''} or a user ended it, no fault of a rank"

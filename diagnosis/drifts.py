@@ -15,10 +15,10 @@ from itertools import pairwise
 
 from probing.api.text import ranks_of
 from probing.diagnosis.case import Case
+from probing.diagnosis.disagreements import vote
 from probing.diagnosis.holdups import operation_text, place_text
 from probing.diagnosis.sequences import Sequence
 from probing.diagnosis.verdict import Finding
-from probing.diagnosis.votes import vote
 from probing.diagnosis.words import clean
 
 __all__ = ("Drift", "drifts_of", "with_drift")

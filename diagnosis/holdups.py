@@ -1,4 +1,4 @@
-"""Hold-ups: ranks at the ends of the wait-for graph; and texts and confidence of findings about waits."""
+"""Hold-ups: ranks at the ends of the wait-for graph, or perhaps there; texts and confidence of findings about waits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import NamedTuple
 from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.wait_graph import Edge
-from probing.diagnosis.waits import FILE_LOCK, INIT, Wait, main_thread
-from probing.diagnosis.words import call_text, clean, frame_text
+from probing.diagnosis.waits import FILE_LOCK, INIT, main_thread
+from probing.diagnosis.words import call_text, clean, frame_text, ranks_wait
 
 __all__ = (
     "HoldUp",
-    "LongestWait",
-    "about",
+    "Unseen",
     "destroyed_text",
     "doubts",
     "edge_text",
@@ -26,6 +25,7 @@ __all__ = (
     "operation_text",
     "place_text",
     "site",
+    "unseen",
 )
 
 _LEAST = 0.3
@@ -74,20 +74,20 @@ def oldest(case: Case, edges: Iterable[Edge]) -> Edge:
     return min(edges, key=lambda e: (-(case.wait_ns(e.waiter) or 0), str(e.comm), e.waiter, e.awaited))
 
 
-class LongestWait(NamedTuple):
+class _LongestWait(NamedTuple):
     """``since_ns`` is on the common clock. Both are None if not known."""
 
     age_ns: int | None
     since_ns: int | None
 
 
-def longest_wait(case: Case, ranks: Iterable[int]) -> LongestWait:
+def longest_wait(case: Case, ranks: Iterable[int]) -> _LongestWait:
     """Returns the longest wait of ``ranks``."""
     ages = [(age, rank) for rank in ranks if (age := _age(case, rank)) is not None]
     if not ages:
-        return LongestWait(None, None)
+        return _LongestWait(None, None)
     age, rank = max(ages, key=lambda a: a[0])
-    return LongestWait(age, case.time(rank, case.now(rank) - age))
+    return _LongestWait(age, case.time(rank, case.now(rank) - age))
 
 
 def _age(case: Case, rank: int) -> int | None:
@@ -141,11 +141,6 @@ def destroyed_text(case: Case, rank: int, comm: str | None) -> str:
     return f"rank {rank} has destroyed {clean(_group_text(case, comm))}{ago}"
 
 
-def about(edge: Edge | Wait) -> str:
-    """Returns ``Finding.about`` of a wait in an operation."""
-    return f"{edge.comm} {edge.seq} {edge.op}"
-
-
 def edge_text(case: Case, edge: Edge, *, timed: bool = True) -> str:
     """Returns "rank 0 waits in all_reduce seq 5 of tp for rank 1 for 12 s", or without the time."""
     call = operation_text(case, edge.comm, edge.op, edge.seq)
@@ -178,3 +173,50 @@ def doubts(case: Case, ranks: Iterable[int], waiters: Iterable[int]) -> list[str
 def lowered(base: float, found: Iterable[str]) -> float:
     """Returns the confidence ``base``, lowered for each doubt in ``found``."""
     return max(_LEAST, round(base - 0.12 * len(list(found)), 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """An operation in which ``waiters`` wait. ``unknown``: the ranks that may not have joined it. ``unidentified``: the
+    number of members whose ranks are not known. ``age_ns`` and ``since_ns``: None if not known."""
+
+    comm: str | None
+    number: int | None
+    waiters: tuple[int, ...]
+    victims: tuple[int, ...]
+    unknown: tuple[int, ...]
+    unidentified: int
+    age_ns: int | None
+    since_ns: int | None
+    text: str
+
+
+def unseen(case: Case) -> list[Unseen]:
+    """Returns these operations, the oldest first, without those whose waiters a finding explains."""
+    graph = case.graph
+    explained = case.explained
+    places: dict[tuple[str | None, int | None], list[int]] = {}
+    for rank, wait in sorted(graph.waits.items()):
+        pending = graph.pending[rank]
+        if pending.doubtful and not pending.awaited and wait.op != INIT and rank not in explained:
+            sequence = case.sequences.get(wait.comm) if wait.comm is not None else None
+            places.setdefault((wait.comm, sequence.number(rank, wait.seq) if sequence else None), []).append(rank)
+    found = [_unseen(case, comm, number, waiters) for (comm, number), waiters in places.items()]
+    return sorted(found, key=lambda place: -(place.age_ns or 0))
+
+
+def _unseen(case: Case, comm: str | None, number: int | None, waiters: list[int]) -> Unseen:
+    graph = case.graph
+    wait, pending = longest_wait(case, waiters), graph.pending_of(waiters)
+    call = operation_text(case, comm, graph.waits[waiters[0]].op, number)
+    return Unseen(
+        comm,
+        number,
+        tuple(waiters),
+        tuple(sorted({*waiters, *graph.victims(waiters)})),
+        tuple(sorted({rank for one in pending for rank in one.unknown})),
+        max(one.unidentified for one in pending),
+        wait.age_ns,
+        wait.since_ns,
+        f"{ranks_wait(waiters)} in {call} for {time_text(wait.age_ns)}",
+    )

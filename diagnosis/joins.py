@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from probing.diagnosis.facts import Rank, Thread
 from probing.diagnosis.sequences import Sequence
 from probing.diagnosis.wait_graph import Pending, WaitGraph
-from probing.diagnosis.waits import INIT, Wait, halted, is_p2p, main_thread, outside
+from probing.diagnosis.waits import (
+    FILE_LOCK,
+    INIT,
+    Wait,
+    halted,
+    is_p2p,
+    main_thread,
+    open_operations,
+    outside,
+    wait_in,
+)
 
-__all__ = ("Joins",)
+__all__ = ("Joins", "with_file_locks")
 
 _RECEIVES = ("recv", "recv_any_source")
 
@@ -35,9 +45,26 @@ class Joins:
             alike.setdefault((wait.comm, self._number(waiter, wait), wait.op, place), []).append(waiter)
         return WaitGraph(old, [self._pending(waiters, old) for waiters in alike.values()])
 
+    def in_flight(self) -> list[Pending]:
+        """Returns all operations in flight with their waiters, and of collectives also the ranks that have not joined.
+
+        ``seq`` is the number of one of the waiters where the ranks' numbers cannot be compared.
+        """
+        calls: dict[tuple[str | None, int | None, str | None], dict[int, Wait]] = {}
+        for rank in self.ranks.values():
+            for wait in map(wait_in, open_operations(rank)):
+                number = self._number(rank.rank, wait)
+                key = wait.comm, wait.seq if number is None else number, wait.op
+                calls.setdefault(key, {}).setdefault(rank.rank, wait)
+        found = []
+        for (_, seq, op), waits in calls.items():
+            one = replace(self._pending(list(waits), waits), seq=seq)
+            found.append(replace(one, awaited=frozenset(), unknown=frozenset()) if is_p2p(op) else one)
+        return found
+
     def _pending(self, waiters: list[int], old: Mapping[int, Wait]) -> Pending:
         # Of the others, all operations since the first call must have been recorded.
-        waiter = max(waiters, key=lambda rank: self._age(rank, old[rank]))
+        waiter = max(waiters, key=lambda rank: (self._age(rank, old[rank]) or 0, -rank))
         wait = old[waiter]
         sequence = self._sequence(wait)
         states = {other: self.joined(other, waiter, wait) for other in self._members(wait)}
@@ -52,14 +79,15 @@ class Joins:
             frozenset(o for o, s in states.items() if s is False).difference(waiters),
             frozenset(o for o, s in states.items() if s is None).difference(own),
             0 if sequence is None or is_p2p(wait.op) else sequence.unidentified,
+            self._age(waiter, wait),
         )
 
     def _number(self, waiter: int, wait: Wait) -> int | None:
         sequence = self._sequence(wait)
         return sequence.number(waiter, wait.seq) if sequence else wait.seq
 
-    def _age(self, waiter: int, wait: Wait) -> int:
-        return self.now(waiter) - wait.since_ns if wait.since_ns is not None else -1
+    def _age(self, waiter: int, wait: Wait) -> int | None:
+        return self.now(waiter) - wait.since_ns if wait.since_ns is not None else None
 
     def joined(self, other: int, waiter: int, wait: Wait) -> bool | None:
         """Returns whether ``other`` has called the operation that ``waiter`` waits in; None if not known."""
@@ -164,3 +192,23 @@ def _place(thread: Thread | None) -> tuple[str, str, int | None] | None:
     # The innermost Python frame. Its variables differ between ranks.
     frames = thread.frames if thread is not None else ()
     return next(((f.func, f.file, f.line) for f in frames if not f.native), None)
+
+
+def with_file_locks(graph: WaitGraph, ranks: Iterable[Rank]) -> WaitGraph:
+    """Returns ``graph`` with the ranks that wait for a file lock, which wait in no operation, and for whom."""
+    living = [rank for rank in ranks if rank.exit is None]
+    pids = {(rank.node, rank.pid): rank.rank for rank in living}
+    waiters: dict[int, list[int]] = {}
+    waits: dict[int, Wait] = {}
+    for rank in living:
+        condition = rank.condition
+        if condition is None or condition.lock_holder is None or rank.rank in graph.waits or halted(rank):
+            continue
+        holder = pids.get((rank.node, condition.lock_holder))
+        if holder is not None and holder != rank.rank:
+            waiters.setdefault(holder, []).append(rank.rank)
+            waits[rank.rank] = Wait(None, None, FILE_LOCK, condition.asleep_since_ns)
+    if not waits:
+        return graph
+    locks = [Pending(None, None, FILE_LOCK, tuple(own), frozenset((holder,))) for holder, own in waiters.items()]
+    return WaitGraph({**graph.waits, **waits}, [*graph.operations, *locks])

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from probing.diagnosis.advice import advised
 from probing.diagnosis.case import Case
 from probing.diagnosis.corroborate import corroborated
 from probing.diagnosis.drifts import with_drift
-from probing.diagnosis.facts import Facts, Missing
-from probing.diagnosis.hardware_evidence import with_symptoms
-from probing.diagnosis.known_bugs import with_known_bugs
-from probing.diagnosis.next_steps import with_commands
+from probing.diagnosis.facts import Facts, Missing, Rank
 from probing.diagnosis.rules import (
     absent,
     communicator_error,
@@ -39,12 +35,14 @@ from probing.diagnosis.rules import (
     slow_rank,
     undecided,
 )
-from probing.diagnosis.time_outs import with_time_out
+from probing.diagnosis.supplements import advised, with_commands, with_known_bugs, with_symptoms, with_time_out
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING, Finding, Verdict
 
-__all__ = ("RULES", "Diagnosis", "Rule", "diagnose")
+__all__ = ("RULES", "Diagnosis", "Rule", "begun_ns", "diagnose", "diagnose_runs")
 
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
+# The highest confidence while a node does not answer.
+_WITHOUT_A_NODE = 0.8
 _log = logging.getLogger(__name__)
 
 
@@ -93,12 +91,14 @@ class Diagnosis:
     """The result of the rules. ``findings``: the worst first. ``missing``: gaps in the facts, and rules that failed.
 
     ``ripens_ns``: how soon a wait that is too short for the rules lasts long enough; None: there is none.
+    ``outlived``: the run has ended, and a later run of its job goes on, so that all findings are notes.
     """
 
     facts: Facts
     findings: tuple[Finding, ...]
     missing: tuple[Missing, ...]
     ripens_ns: int | None = None
+    outlived: bool = False
 
 
 def _completed(case: Case, finding: Finding) -> Finding:
@@ -108,8 +108,11 @@ def _completed(case: Case, finding: Finding) -> Finding:
     return finding
 
 
-def diagnose(facts: Facts, rules: Sequence[Rule] = RULES) -> Diagnosis:
-    """Returns what the rules find. A rule that raises is added to ``missing``; the others still run."""
+def diagnose(facts: Facts, rules: Sequence[Rule] = RULES, *, later_run_ns: int | None = None) -> Diagnosis:
+    """Returns what the rules find. A rule that raises is added to ``missing``; the others still run.
+
+    ``later_run_ns``: when the newest living run of the job began, UTC ns; None where no run lives.
+    """
     case = Case(facts)
     failed = []
     for rule in rules:
@@ -125,4 +128,43 @@ def diagnose(facts: Facts, rules: Sequence[Rule] = RULES) -> Diagnosis:
         _log.exception("witnesses and symptoms could not be compared")
         failed.append(Missing("rule", f"the comparison with witnesses and symptoms failed: {type(e).__name__}"))
     found = sorted(case.found, key=lambda f: (_ORDER[f.severity], -f.confidence))
-    return Diagnosis(facts, tuple(found), (*facts.missing, *failed), case.ripens_ns)
+    outlived = _outlived(facts, later_run_ns)
+    judged = tuple(_judged(found, facts.missing, outlived=outlived))
+    return Diagnosis(facts, judged, (*facts.missing, *failed), case.ripens_ns, outlived)
+
+
+def diagnose_runs(runs: Sequence[Facts]) -> list[Diagnosis]:
+    """Returns the diagnosis of each run; ``runs`` has all known runs of each job."""
+    living: dict[str, int] = {}
+    for facts in runs:
+        if not all(map(_ended, facts.ranks)):
+            living[facts.job] = max(living.get(facts.job, 0), begun_ns(facts))
+    return [diagnose(facts, later_run_ns=living.get(facts.job)) for facts in runs]
+
+
+def begun_ns(facts: Facts) -> int:
+    """Returns when the first rank of a run started, UTC ns; ``taken_ns`` where no start is known."""
+    return min((rank.started_ns for rank in facts.ranks if rank.started_ns is not None), default=facts.taken_ns)
+
+
+def _judged(findings: Iterable[Finding], missing: Iterable[Missing], *, outlived: bool) -> Iterator[Finding]:
+    """Yields findings as they are shown and stored: less sure, and with the gap, while a node does not answer; as notes
+    where the job outlived the run."""
+    gaps = [gap for gap in missing if gap.kind in ("node", "claim")]
+    most = _WITHOUT_A_NODE if any(gap.kind == "node" for gap in gaps) else 1.0
+    for one in findings:
+        yield replace(
+            one,
+            severity=NOTE if outlived else one.severity,
+            confidence=min(one.confidence, most),
+            missing=tuple(dict.fromkeys([*one.missing, *(gap.text for gap in gaps)])),
+        )
+
+
+def _outlived(facts: Facts, later_run_ns: int | None) -> bool:
+    ends = [rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None]
+    return later_run_ns is not None and bool(ends) and all(map(_ended, facts.ranks)) and max(ends) <= later_run_ns
+
+
+def _ended(rank: Rank) -> bool:
+    return rank.exit is not None or rank.state == "exited"

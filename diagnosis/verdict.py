@@ -20,7 +20,7 @@ NOTE = "note"
 class Verdict:
     """A conclusion, as docs/verdicts.md describes it. ``group``: hang, slow, death, memory, numbers or hardware.
 
-    ``situations``: ids of ``situations.SITUATIONS`` that it recognises. ``tests``: the test functions that show it.
+    ``situations``: ids of ``vocabulary.SITUATIONS`` that it recognises.
     """
 
     id: str
@@ -32,7 +32,6 @@ class Verdict:
     refuted_by: str
     next_steps: tuple[str, ...]
     situations: tuple[str, ...] = ()
-    tests: tuple[str, ...] = ()
 
 
 CANNOT_TELL = Verdict(

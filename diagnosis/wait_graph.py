@@ -34,6 +34,7 @@ class Pending:
     """An operation in which ``waiters`` wait for ``awaited``, the ranks that have not joined it.
 
     ``unknown``: the ranks that may not have joined it. ``unidentified``: the number of members of unknown ranks.
+    ``age_ns``: since the first call of it; None if not known.
     """
 
     comm: str | None
@@ -43,6 +44,7 @@ class Pending:
     awaited: frozenset[int] = frozenset()
     unknown: frozenset[int] = frozenset()
     unidentified: int = 0
+    age_ns: int | None = None
 
     @property
     def doubtful(self) -> bool:

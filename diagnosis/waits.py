@@ -1,4 +1,4 @@
-"""The operation that a rank waits in, by its recorded operations and by its stack."""
+"""The operation that a rank waits in, by its recorded operations and by its stack, and how long waits have to last."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from probing.diagnosis.stack_calls import StackCall, native_wait, python_wait
 __all__ = (
     "FILE_LOCK",
     "INIT",
-    "P2P",
+    "STUCK_PATIENCE",
     "Wait",
+    "gate_ns",
     "halted",
     "is_p2p",
+    "last_seen_ns",
     "main_thread",
-    "native_wait",
+    "open_operations",
     "outside",
-    "python_wait",
+    "patience_ns",
+    "quiet_ns",
+    "wait_in",
     "wait_of",
 )
 
-P2P = frozenset(("send", "recv", "recv_any_source"))
+_P2P = frozenset(("send", "recv", "recv_any_source"))
 INIT = "init"
 """``Wait.op`` of a rank that waits in a store, or for others to create a communicator."""
 FILE_LOCK = "file lock"
@@ -63,16 +67,16 @@ def wait_of(rank: Rank, facts: Facts) -> Wait | None:
     """Returns the operation that ``rank`` waits in; None if it waits in none, or none is known."""
     if halted(rank):
         return None
-    own = _open(rank)
+    own = open_operations(rank)
     main = main_thread(rank)
     if main is None:
-        return None if not own else _of(own[0], ("probe",), own[0].async_op is not True)
+        return None if not own else wait_in(own[0])
     call, thread = _call(rank, main)
     if call is not None:
         return _matched(rank, thread, call, own, facts)
     if not own or _contradicts(rank, main, own[0]):
         return None
-    return _of(own[0], ("probe",), own[0].async_op is not True)
+    return wait_in(own[0])
 
 
 def halted(rank: Rank) -> bool:
@@ -98,11 +102,11 @@ def outside(rank: Rank, main: Thread) -> bool:
 
 def is_p2p(op: str | None) -> bool:
     """Returns whether ``op`` is a send or a receive."""
-    return op in P2P
+    return op in _P2P
 
 
-def _open(rank: Rank) -> list[Operation]:
-    # The oldest first, without those whose end was not recorded.
+def open_operations(rank: Rank) -> list[Operation]:
+    """Returns the operations of ``rank`` in flight, the oldest first, without those whose end was not recorded."""
     ended: dict[str, list[int]] = {}
     if rank.open:
         for one in rank.done:
@@ -110,6 +114,11 @@ def _open(rank: Rank) -> list[Operation]:
                 ended.setdefault(one.comm, []).append(one.seq)
     live = [o for o in rank.open if o.seq is None or sum(s > o.seq for s in ended.get(o.comm, ())) < _STALE_AFTER]
     return sorted(live, key=lambda o: o.t_call_ns or 0)
+
+
+def wait_in(one: Operation) -> Wait:
+    """Returns the wait for the end of an operation in flight, firm unless it is asynchronous."""
+    return _of(one, ("probe",), one.async_op is not True)
 
 
 def _of(one: Operation, witnesses: tuple[str, ...], firm: bool = True) -> Wait:
@@ -185,3 +194,48 @@ def _since(rank: Rank, thread: Thread) -> int | None:
 def _contradicts(rank: Rank, main: Thread, oldest: Operation) -> bool:
     # A synchronous call waits in a frame of torch. The wait for an asynchronous one may be in C, called from any line.
     return outside(rank, main) or (oldest.async_op is False and "torch/" not in main.frames[0].file)
+
+
+STUCK_PATIENCE = 2
+"""How many times ``gate_ns`` a job must stand still until waits of unknown kind count, too."""
+_S = 10**9
+
+
+def gate_ns(facts: Facts) -> int:
+    """Returns the time after which a wait counts as a stall, ns: W, or twice the longest usual gap of the job."""
+    return max(round(facts.stall_s * _S), 2 * (facts.usual_gap_ns or 0))
+
+
+def patience_ns(facts: Facts) -> int:
+    """Returns the time after which a rank that makes progress elsewhere counts as holding the job up, ns."""
+    return max(6 * round(facts.stall_s * _S), 60 * _S, gate_ns(facts))
+
+
+def _now_of(rank: Rank, facts: Facts) -> int:
+    """Returns when the facts were taken, by the clock of the rank's node, ns."""
+    return next((node.taken_ns for node in facts.nodes if node.node == rank.node), facts.taken_ns)
+
+
+def last_seen_ns(rank: Rank) -> int | None:
+    """Returns when ``rank`` was last seen to begin or end an operation or a step, by its clock, ns; None if never."""
+    seen = [t for p in rank.progress for t in (p.last_call_ns, p.last_done_ns) if t is not None]
+    operations = rank.open if seen else (*rank.open, *rank.done)
+    seen += [t for o in operations for t in (o.t_call_ns, o.t_done_ns) if t is not None]
+    seen += [s.t_start_ns + s.duration_ns for s in rank.steps]
+    return max(seen, default=None)
+
+
+def quiet_ns(rank: Rank, facts: Facts) -> int | None:
+    """Returns how long ``rank`` has begun or ended no operation or step, at least, ns; None if not known."""
+    now, seen = _now_of(rank, facts), last_seen_ns(rank)
+    if seen is not None:
+        return max(0, now - seen)
+    main = main_thread(rank)
+    still = [main.since_ns] if main is not None and main.since_ns is not None else []
+    if rank.condition is not None and rank.condition.asleep_since_ns is not None:
+        still.append(rank.condition.asleep_since_ns)
+    if still:
+        return max(0, now - min(still))
+    watching = [n.watching_since_ns for n in facts.nodes if n.node == rank.node and n.watching_since_ns is not None]
+    # The daemon has recorded nothing of it since it started.
+    return max(0, now - max(watching[0], rank.started_ns or 0)) if watching else None

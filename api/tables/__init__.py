@@ -65,5 +65,5 @@ TABLES: dict[str, Table] = {
 
 
 def table_named(name: str) -> Table:
-    """The table ``schema.name``. Raises KeyError."""
+    """Returns the table ``schema.name``. Raises KeyError."""
     return TABLES[name]

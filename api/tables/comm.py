@@ -6,7 +6,7 @@ from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64
 
 __all__ = ("BUS_FACTOR", "COMMUNICATORS", "IDENTITY", "INFLIGHT", "MOVED_BYTES", "OPS", "PROGRESS", "RAS")
 
-# A stored difference to t_call in ns, as the absolute time. Intervals in DuckDB are microseconds: go through epochs.
+# The absolute time of a stored difference to t_call in ns. Epochs, because DuckDB's intervals are microseconds.
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
 # An exact end is stored as its difference to t_call (`done_hi_ns`). Another end is stored as the time itself
 # (`done_hi`), which all operations that one wait or one look of a watchdog found finished share, so that it compresses

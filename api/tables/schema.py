@@ -39,15 +39,15 @@ __all__ = (
 
 
 class Type(NamedTuple):
-    """The type of a column. ``make`` returns the Arrow type, given the module pyarrow: what only checks SQL does not
-    import it."""
+    """The type of a column. ``make`` returns the Arrow type, given the module pyarrow: code that only checks SQL need
+    not import it."""
 
     sql: str
     make: Callable[[Any], pa.DataType]
 
     @property
     def arrow(self) -> pa.DataType:
-        """The type as stored."""
+        """The Arrow type as stored."""
         import pyarrow
 
         return self.make(pyarrow)
@@ -79,7 +79,7 @@ class Column(NamedTuple):
 
     @property
     def plain_type(self) -> pa.DataType:
-        """Arrow's type as shown."""
+        """The Arrow type as shown."""
         return (TEXT if self.type == NAME else self.type).arrow
 
 
@@ -120,11 +120,11 @@ class Table:
 
     @property
     def select_list(self) -> str:
-        """The SQL that turns a stored row into a shown one."""
+        """The SQL list of expressions that make a shown row of a stored one."""
         return self.select_of(None)
 
     def select_of(self, names: Collection[str] | None) -> str:
-        """Returns ``select_list`` of the columns in ``names`` (lower case), of all for None, and of one at least."""
+        """Returns ``select_list`` for the columns in ``names`` (lower case), at least one column; None: all."""
         wanted = [c for c in self.columns if names is None or c.name.lower() in names] or self.columns[:1]
         return ", ".join(f'({c.sql}) AS "{c.name}"' if c.sql else f'"{c.name}"' for c in wanted)
 
@@ -147,7 +147,7 @@ class View(NamedTuple):
 
 
 def view(name: str, doc: str, columns: tuple[Column, ...], source: str = "", *, local: bool = True) -> View:
-    """A view of ``columns``; ``source`` is its FROM clause without the word. Without a source it has no rows.
+    """Returns a view of ``columns``; ``source`` follows the word FROM. Without a source the view has no rows.
 
     The ``sql`` of a column is an expression over ``source``; None: it is NULL. Expressions that name more than a
     column are cast, so that each column has its type. Each LEFT JOIN of ``source`` must find at most one row.
@@ -164,6 +164,6 @@ def _typed(column: Column) -> str:
 
 
 def stored(columns: tuple[Column, ...], *extra: Stored, without: tuple[str, ...] = ()) -> tuple[Stored, ...]:
-    """The storage of a table: its columns without an expression, and ``extra`` ones that only expressions read."""
+    """Returns the stored columns of a table: those without an expression, and ``extra`` ones that expressions read."""
     own = [Stored(c.name, c.type) for c in columns if c.sql is None and c.name not in without]
     return (*own, *extra)

@@ -44,7 +44,7 @@ _COMMON = (
 
 
 def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> Table:
-    """The table ``user.NAME`` with ``columns`` (name, a key of COLUMN_TYPES, doc) behind those that all have.
+    """Returns the table ``user.NAME``: the common columns, then ``columns`` (name, a key of COLUMN_TYPES, doc).
 
     Raises FormatError for a name, a type or a size that no such table can have.
     """
@@ -63,14 +63,14 @@ def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> 
 
 
 def user_table_to(table: Table) -> dict[str, Any]:
-    """A table that ``user_table`` made, as JSON."""
+    """Returns a table of ``user_table`` as JSON."""
     kinds = {kind: name for name, kind in COLUMN_TYPES.items()}
     columns = [[c.name, kinds[c.type], c.doc] for c in table.columns[len(_COMMON) :]]
     return {"name": table.name.partition(".")[2], "doc": table.doc, "columns": columns}
 
 
 def user_table_from(value: Any) -> Table:
-    """What ``user_table_to`` made. Raises FormatError for anything else."""
+    """Returns the table that ``user_table_to`` wrote. Raises FormatError for any other value."""
     try:
         if not isinstance(value, Mapping):
             raise TypeError("no object")

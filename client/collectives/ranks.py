@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from probing.client.collectives.endings import how
 from probing.client.collectives.silence import Process
 from probing.client.collectives.standing import Run, idle, standings
-from probing.client.diagnosis.findings import Verdicts
+from probing.client.diagnosis.endings import how
 from probing.client.render.rows import Record, Row
 
 __all__ = ("RANK_FIELDS", "Seen", "process_of", "rank_rows", "sinking")
@@ -52,7 +51,7 @@ _SILENCE = ("waits_in", "began_unseen", "unseen_until")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was asked: ``live`` trainers (rows of standing.LIVE), ``exits`` (rows of endings.exits), open ``findings``.
+    """What was asked: ``live`` trainers, ``findings`` and ``ended``, the rows that ``standings`` takes.
 
     By process: ``calls`` has collectives_per_s and last_age_ns, ``steps`` step, steps_per_s and step_age_ns,
     ``inflight`` the oldest operation in flight, ``lags`` the worst lag, ns, ``python`` the innermost frame as text.
@@ -60,8 +59,8 @@ class Seen:
     """
 
     live: Sequence[Row]
-    exits: Sequence[Row]
-    findings: Verdicts
+    findings: Sequence[Row]
+    ended: Sequence[Row]
     calls: Mapping[Process, Row] = field(default_factory=dict)
     steps: Mapping[Process, Row] = field(default_factory=dict)
     inflight: Mapping[Process, Row] = field(default_factory=dict)
@@ -75,13 +74,13 @@ def rank_rows(seen: Seen, silent: Callable[[list[Row]], list[Row]]) -> tuple[lis
 
     ``silent`` gets the trainers without an operation and returns rows of ``silence.silent``.
     """
-    runs, trainers = standings(seen.live, seen.exits, seen.findings)
+    runs, trainers, exits = standings(seen.live, seen.findings, seen.ended)
     lately = (key for key, row in seen.calls.items() if (row["last_age_ns"] or 0) <= seen.recent_ns)
     busy = {*lately, *seen.inflight}
     waiting = [row for own in trainers.values() for row in idle(own, busy)]
     quiet = _quiet(runs, waiting, silent(waiting))
     ranks = [_rank(row, seen, quiet) for row in seen.live]
-    ranks += _ended([row for row in seen.exits if row["recent"] or (row["job"], row["run"]) in trainers], ranks)
+    ranks += _ended([row for row in exits if row["recent"] or (row["job"], row["run"]) in trainers], ranks)
     for row in ranks:
         worst = runs[row["job"], row["run"]]["findings"]
         row["diagnosis"] = worst[0]["sentence"] if worst else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from probing.api.tables.comm import BUS_FACTOR, MOVED_BYTES
 
-__all__ = ("COMMUNICATORS", "FAILED", "INFLIGHT", "MOST_FAILED", "OPS", "RANKS", "TIMINGS", "TOTALS")
+__all__ = ("COMMUNICATORS", "FAILED", "MOST_FAILED", "OPS", "RANKS", "TIMINGS", "TOTALS")
 
 MOST_FAILED = 100
 _LATELY = "{during} AND {where}"
@@ -63,9 +63,4 @@ WITH arrivals AS (
 SELECT job, run, comm, rank, comm_rank, node, pid, count(*) AS calls, max(seq) AS last_seq,
   quantile_disc(lag, 0.5) AS lag_ns, max(lag) AS max_lag_ns
 FROM late GROUP BY job, run, comm, rank, comm_rank, node, pid
-"""
-INFLIGHT = """
-SELECT job, run, comm, comm_name AS name, backend, comm_size AS size, op, seq, rank, comm_rank, node, pid, tid, bytes,
-  state, age_ns
-FROM comm.inflight WHERE {where}
 """

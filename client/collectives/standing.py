@@ -1,26 +1,63 @@
-"""State of a run beyond its operations: live or ended, the first failure, the silent ranks."""
+"""State of a run beyond its operations: live or ended, findings, the first failure, the silent ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from probing.api.text import plural
-from probing.client.collectives.endings import death_text
 from probing.client.collectives.silence import Process, silence_lines
-from probing.client.diagnosis.findings import Verdicts, blamed
-from probing.client.render.rows import Row
+from probing.client.diagnosis.endings import death_text, ended_sql, exits
+from probing.client.diagnosis.findings import OPEN, blamed, open_by_run, verdict_lines
+from probing.client.render.rows import Row, rows_of
+from probing.client.times import Interval
 from probing.client.zone import clock
 
-__all__ = ("LIVE", "RECENT", "Run", "idle", "standing", "standing_lines", "standings")
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from probing.client.cluster import Cluster
+
+__all__ = (
+    "LAST_SEEN",
+    "RECENT",
+    "Run",
+    "idle",
+    "standing",
+    "standing_lines",
+    "standings",
+    "state_lines",
+    "state_rows",
+    "state_statements",
+    "states",
+)
 
 Run = tuple[Any, Any]
-LIVE = """
+LAST_SEEN = "it has ended: the values are as they were last seen"
+# A rank that ended an operation in this time is not silent.
+RECENT = "SELECT DISTINCT node, pid FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND AND {of_job}"
+_LIVE = """
 SELECT node, job, run, rank, world_size, pid, start_ns, state FROM process.processes
 WHERE role = 'trainer' AND state <> 'exited' AND {of_job}
 """
-# A rank that ended an operation in this time is not silent.
-RECENT = "SELECT DISTINCT node, pid FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND AND {of_job}"
+_NAMES = ("live trainers", "findings", "exits")
+
+
+def state_statements(of_job: str, during: Interval) -> dict[str, str]:
+    """Returns the SELECTs by name whose rows ``standings`` takes; ``of_job`` is a condition on the job."""
+    statements = (_LIVE, OPEN, ended_sql(of_job, during))
+    return {name: sql.format(of_job=of_job) for name, sql in zip(_NAMES, statements, strict=True)}
+
+
+def state_rows(tables: Mapping[str, pa.Table]) -> tuple[list[Row], list[Row], list[Row]]:
+    """Returns the rows of ``state_statements``: live trainers, findings, and exits."""
+    live, findings, ended = (rows_of(tables[name]) for name in _NAMES)
+    return live, findings, ended
+
+
+def states(cluster: Cluster, of_job: str, during: Interval) -> dict[Run, Row]:
+    """Returns ``standing`` of each run."""
+    return standings(*state_rows(cluster.query_all(state_statements(of_job, during))), now=during.open)[0]
 
 
 def standing() -> Row:
@@ -34,15 +71,16 @@ def standing() -> Row:
 
 
 def standings(
-    live: Iterable[Row], exits: Sequence[Row], verdicts: Verdicts
-) -> tuple[dict[Run, Row], dict[Run, list[Row]]]:
-    """Returns ``standing`` by job and run, without silent ranks, and the live trainers by job and run.
+    live: Iterable[Row], findings: Sequence[Row], ended: Iterable[Row], *, now: bool = True
+) -> tuple[dict[Run, Row], dict[Run, list[Row]], list[Row]]:
+    """Returns ``standing`` by job and run, without silent ranks, the live trainers by job and run, and the exits.
 
-    ``live`` are rows of LIVE, ``exits`` rows of ``endings.exits``, ``verdicts`` the open findings.
+    ``now`` False: of a past interval, so without the findings that are open.
     """
     found: dict[Run, Row] = {}
     trainers: dict[Run, list[Row]] = {}
-    for row in exits:
+    ends = exits(ended, findings)
+    for row in ends:
         own = found.setdefault((row["job"], row["run"]), standing())
         if row["first"]:
             own["first_failure"] = {name: row[name] for name in row if name != "recent"}
@@ -52,17 +90,18 @@ def standings(
         run = row["job"], row["run"]
         found.setdefault(run, standing())["ended"] = None
         trainers.setdefault(run, []).append(row)
+    opened = open_by_run(findings) if now else {}
     for run, own in found.items():
-        own["findings"] = verdicts.get(run, [])
-    return found, trainers
+        own["findings"] = opened.get(run, [])
+    return found, trainers, ends
 
 
 def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
     """Returns the trainers of one run that are not ``busy``, by rank; none for a run of one rank, which never waits."""
     if max(len(live), live[0]["world_size"] or 0) < 2:
         return []
-    found = [row for row in live if (row["node"], row["pid"]) not in busy]
-    return sorted(found, key=lambda row: (row["rank"] is None, row["rank"] or 0))
+    waiting = [row for row in live if (row["node"], row["pid"]) not in busy]
+    return sorted(waiting, key=lambda row: (row["rank"] is None, row["rank"] or 0))
 
 
 def standing_lines(own: Row) -> list[str]:
@@ -76,3 +115,11 @@ def standing_lines(own: Row) -> list[str]:
     if own["silent_more"]:
         lines.append(f"{plural(own['silent_more'], 'more rank')} without an operation: see `probingctl stacks --merge`")
     return lines
+
+
+def state_lines(found: Mapping[Run, Row], job: str | None, run: str | None) -> list[str]:
+    """Returns the lines that a command with rows of jobs has above those of a run: its open findings, its end, and the
+    first failure."""
+    own = found.get((job, run)) or standing()
+    ended = [LAST_SEEN] if own["ended"] is not None else []
+    return [*verdict_lines(own["findings"]), *standing_lines(own), *ended]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from probing.api.text import age, bandwidth, count, escape, numbers_text, plural, ranks_of, size
-from probing.client.collectives.standing import standing_lines
+from probing.client.collectives.standing import Run, standing_lines
 from probing.client.diagnosis.findings import verdict_lines
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, cut_mark, render, wrapped
 from probing.client.times import Interval
 
-__all__ = ("NOTABLE_NS", "people", "waits")
+if TYPE_CHECKING:
+    from probing.diagnosis.wait_graph import Pending
+
+__all__ = ("people",)
 
 _OP = Field("OP", "op")
 _TIMES = (
@@ -41,8 +45,6 @@ _RANKS = (
 _MOST_RANKS = 16
 _MOST_FAILED = 8
 _LONG_NAME = 48
-# Operations in flight for less time are not reported, ns.
-NOTABLE_NS = 1_000_000_000
 # What a value of comm.ops.timing_source means for durations.
 _SOURCES = {
     "exact": "exact",
@@ -55,25 +57,29 @@ _SOURCES = {
 }
 
 
-def people(found: Sequence[Row], during: Interval, width: int | None) -> str:
+def people(
+    found: Sequence[Row],
+    during: Interval,
+    width: int | None,
+    pending: Mapping[Run, Sequence[Pending]] = MappingProxyType({}),
+) -> str:
+    """Returns the page of ``nccl``. ``found``: communicators; ``pending``: what is in flight by run."""
     if not found:
         return f"(no collective {during.text()}{' and none in flight' if during.open else ''})\n"
     texts, shown = [], set()
     for own in found:
         run = own["job"], own["run"]
         new = run not in shown
-        verdicts = verdict_lines(own["findings"]) if new else []
-        texts.append(_communicator(own, verdicts, standing_lines(own) if new else [], during, width))
+        waits = _waits(one for one in pending.get(run, ()) if one.comm == (own["comm"] or ""))
+        above = [*(verdict_lines(own["findings"]) if new else ()), *waits, *(standing_lines(own) if new else ())]
+        texts.append(_communicator(own, [*above, *_failures(own)], during, width))
         # Shown once for each run, with its first communicator.
         shown.add(run)
     return "\n".join(texts)
 
 
-def _communicator(
-    own: Row, verdicts: Sequence[str], standing: Sequence[str], during: Interval, width: int | None
-) -> str:
-    news = [f"  {line}" for line in (*verdicts, *waits(own), *standing, *_failures(own))]
-    lines = [*_head(own), *(part for line in news for part in wrapped(escape(line), width))]
+def _communicator(own: Row, above: Iterable[str], during: Interval, width: int | None) -> str:
+    lines = [*_head(own), *(part for line in above for part in wrapped(escape(f"  {line}"), width))]
     inner = None if width is None else width - 4
     tables = [f"  {during.text()}, all ranks together:"] if own["ops"] else [f"  no collective {during.text()}"]
     if own["ops"]:
@@ -171,20 +177,11 @@ def _latest(ranks: list[Row]) -> list[Row]:
     return sorted(ranks, key=lambda r: -(r["lag_ns"] or 0))[:_MOST_RANKS]
 
 
-def waits(own: Row) -> list[str]:
-    """Returns a line for each operation in flight for NOTABLE_NS: its age, the ranks in it and the ranks not in it."""
-    operations: dict[tuple[Any, ...], list[Row]] = {}
-    for row in own["inflight"]:
-        operations.setdefault((row["seq"], row["op"]), []).append(row)
+def _waits(pending: Iterable[Pending]) -> list[str]:
+    """Returns a line for each operation in flight: its age, the ranks in it and the ranks that have not joined it."""
     lines = []
-    for (seq, op), rows in operations.items():
-        ages = [row["age_ns"] for row in rows if row["age_ns"] is not None]
-        if max(ages, default=NOTABLE_NS) < NOTABLE_NS:
-            continue
-        inside = [row["rank"] if row["rank"] is not None else row["comm_rank"] for row in rows]
-        line = f"IN FLIGHT {op} seq {seq} for {age(max(ages, default=None))}: {ranks_of(inside)}"
-        outside = sorted(set(own["members"]) - set(inside))
-        if outside and op not in ("send", "recv"):
-            line += f"; not in it: {numbers_text(outside)}"
-        lines.append(line)
+    for one in pending:
+        seq = "?" if one.seq is None else one.seq
+        line = f"IN FLIGHT {one.op} seq {seq} for {age(one.age_ns)}: {ranks_of(one.waiters)}"
+        lines.append(f"{line}; not in it: {numbers_text(one.awaited)}" if one.awaited else line)
     return lines

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probing.api.text import age, escape, ranks_of
+from probing.client.collectives.in_flight import NOTABLE_NS, not_joined
 from probing.client.collectives.standing import Run, standing_lines
-from probing.client.collectives.text import NOTABLE_NS
 from probing.client.diagnosis.findings import verdict_lines
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, Grid, render, wrapped
+
+if TYPE_CHECKING:
+    from probing.diagnosis.wait_graph import Pending
 
 __all__ = ("Frame", "news", "people")
 
@@ -35,13 +38,15 @@ _STILL_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """``ranks``: a dict a trainer, as docs/json.md describes; ``runs``: rows of ``standing.standing`` by job and run.
+    """``ranks``: a dict a trainer, as docs/json.md describes; by job and run: ``runs``, rows of ``standing.standing``,
+    and ``pending``, what is in flight.
 
     ``paused``: a line for each paused node; ``missing``: what could not be asked, in lines for people.
     """
 
     ranks: list[Row]
     runs: dict[Run, Row]
+    pending: Mapping[Run, Sequence[Pending]] = field(default_factory=dict)
     paused: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
@@ -64,7 +69,7 @@ def _job(run: Run, rows: list[Row], frame: Frame, width: int | None, room: int |
     live = [row for row in rows if row["ended"] is None]
     world = next((row["world_size"] for row in live if row["world_size"] is not None), None)
     number = f"{len(live)} of {world or '?'} ranks" if live else f"{len(rows)} ranks (ended)"
-    text = [f"job {run[0]}  run {run[1]}  {number}", *(f"  {line}" for line in news(live, frame.runs[run], frame))]
+    text = [f"job {run[0]}  run {run[1]}  {number}", *(f"  {line}" for line in news(run, live, frame))]
     head = "".join(line + "\n" for part in text for line in wrapped(escape(part), width))
     if not live:
         return head
@@ -75,14 +80,16 @@ def _job(run: Run, rows: list[Row], frame: Frame, width: int | None, room: int |
     return head + _table([{**row, **_shown(row, frame)} for row in shown], width) + note
 
 
-def news(live: Sequence[Row], standing: Row, frame: Frame) -> list[str]:
+def news(run: Run, live: Sequence[Row], frame: Frame) -> list[str]:
     """Returns what there is to say of a run in lines: findings, speed, waits, silent ranks, its end."""
+    standing = frame.runs[run]
     pace = _pace(live) if live else None
     if any(row["node"] in frame.paused for row in live):
         pace = "PAUSED: how fast it goes is not seen"
     explained = {row["rank"] for row in standing["silent"]}
     verdicts = verdict_lines(standing["findings"])
-    return [*verdicts, *([pace] if pace else []), *_waits(live, explained), *standing_lines(standing)]
+    waits = _waits(frame.pending.get(run, ()), live, explained)
+    return [*verdicts, *([pace] if pace else []), *waits, *standing_lines(standing)]
 
 
 def _pace(live: Sequence[Row]) -> str:
@@ -129,21 +136,17 @@ def _shown(row: Row, frame: Frame) -> Row:
     return shown
 
 
-def _waits(rows: Sequence[Row], explained: set[int | None]) -> list[str]:
-    """Returns lines for ranks that wait in an operation, and one for ranks in none, without those ``explained``."""
-    operations: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if row["op"] is not None and (row["age_ns"] or 0) >= NOTABLE_NS:
-            operations.setdefault((row["comm"], row["seq"], row["op"]), []).append(row)
-    idle = [row["rank"] for row in rows if row["op"] is None and row["rank"] not in explained]
-    lines = []
-    for (comm, seq, op), waiting in operations.items():
-        longest = age(max(row["age_ns"] for row in waiting))
-        inside = ranks_of([row["rank"] for row in waiting])
-        lines.append(f"WAITING {longest} in {op} seq {seq} of {_group(comm)}: {inside}")
-    if lines and idle:
-        lines.append(f"in no collective: {ranks_of(idle)}")
-    return lines
+def _waits(pending: Sequence[Pending], live: Sequence[Row], explained: Container[int]) -> list[str]:
+    """Returns lines for ranks that wait in the oldest operation of one of them, and one for the ranks that have joined
+    none of these, without those ``explained``."""
+    oldest = {(row["comm"], row["seq"], row["op"]) for row in live}
+    shown = [one for one in pending if (one.comm, one.seq, one.op) in oldest]
+    lines = [
+        f"WAITING {age(one.age_ns)} in {one.op} seq {one.seq} of {_group(str(one.comm))}: {ranks_of(one.waiters)}"
+        for one in shown
+    ]
+    lacking = [rank for rank in sorted(not_joined(shown)) if rank not in explained]
+    return [*lines, f"in no collective: {ranks_of(lacking)}"] if lacking else lines
 
 
 def _group(comm: str) -> str:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from probing.api.text import age, escape, numbers_text, plural, share_text, sql_text
 from probing.client.absence import claim
-from probing.client.collectives import news
-from probing.client.collectives.standing import Run
+from probing.client.collectives.standing import LAST_SEEN, Run, state_lines, states
 from probing.client.options import Job, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
@@ -32,7 +31,7 @@ SELECT job, run, node, pid, start_ns, rank, count(*) AS steps, sum(duration_ns) 
 FROM train.steps WHERE {during} AND {where}
 GROUP BY job, run, node, pid, start_ns, rank
 """
-# Of operations that end on all ranks together, the one with the shortest duration arrived last; the others waited.
+# In an operation that ends on all ranks together, the rank with the shortest duration arrived last; others waited.
 _WAITS = """
 WITH timed AS (
   SELECT job, run, comm, seq, rank, comm_size, duration_ns,
@@ -59,7 +58,7 @@ SELECT node, pid, start_ns, sum(duration_ns) AS ns FROM cuda.syncs WHERE {window
 _FOUND = {"waits": _WAITS, "roles": _ROLES, "samples": _SAMPLES, "syncs": _SYNCS}
 _STACKS = "SELECT stack_id, any_value(frames) AS frames FROM python.stacks WHERE stack_id IN ({ids}) GROUP BY stack_id"
 _RECOGNISED = "Steps are recognised after 10 s of repetition."
-# A step that takes this many times longer than usual, and this long, ns, is worth a line.
+# A step that lasts this many times the usual time, and at least these ns, is worth a line.
 _USUAL, _LONG_NS = 5, 5_000_000_000
 # Most stacks asked for in one query, and in all; samples of other stacks count as computing.
 _CHUNK, _MOST_STACKS = 1000, 5000
@@ -102,20 +101,20 @@ def run(settings: Settings, options: Options) -> None:
         job = job_named(cluster, options.job)
         found = _found(cluster, job, during)
         of_job = "true" if job is None else f"job = {sql_text(job)}"
-        states = news.states(cluster.query_all(news.statements(of_job, during)), now=during.open)
+        runs = states(cluster, of_job, during)
         if not found and job is not None and during.open:
             require_live(cluster, job)
         paused = shown_pauses(settings, pause_lines(cluster))
     width = terminal_width() if settings.output is None else None
     head = ("job", "run")
     flat = [{**{name: own[name] for name in head}, **rank} for own in found for rank in own["ranks"]]
-    text = "\n".join(_people(own, news.lines_of(states, own["job"], own["run"]), width) for own in found)
-    write_objects(settings, found, paused + (text or _nobody(states, during, width)), flat)
+    text = "\n".join(_text(own, state_lines(runs, own["job"], own["run"]), width) for own in found)
+    write_objects(settings, found, paused + (text or _no_step(runs, during, width)), flat)
 
 
-def _nobody(states: Mapping[Run, Row], during: Interval, width: int | None) -> str:
-    """Returns what to say where no step ended: what is known of the jobs, and when steps are recognised."""
-    lines = [f"job {run[0]}  run {run[1]}: {line}" for run in states for line in news.lines_of(states, *run)]
+def _no_step(runs: Mapping[Run, Row], during: Interval, width: int | None) -> str:
+    """Returns the text where no step ended: the states of the jobs, and when steps are recognised."""
+    lines = [f"job {run[0]}  run {run[1]}: {line}" for run in runs for line in state_lines(runs, *run)]
     lines += [f"(no step ended {during.text()}; `probingctl nccl` shows the operations. {_RECOGNISED})"]
     return "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
 
@@ -174,7 +173,7 @@ def _process(row: Row) -> tuple[object, ...]:
 
 
 def _io_shares(cluster: Cluster, samples: Sequence[Row]) -> dict[tuple[object, ...], float]:
-    """Returns by process the share of the training thread's samples that load data, or read or write a checkpoint."""
+    """Returns for each process the share of its training thread's samples in loading data, or in a checkpoint."""
     times: dict[int, int] = {}
     for row in samples:
         times[row["stack_id"]] = times.get(row["stack_id"], 0) + row["ns"]
@@ -210,25 +209,25 @@ def _object(job: str, run: str, found: Balance) -> Row:
 
 
 def _said(sentence: str) -> str:
-    """Returns a sentence; "work is even" is said of the nodes that answered."""
+    """Returns ``sentence``; "work is even" is limited to the nodes that answered."""
     return claim(sentence) if sentence.startswith(EVEN) else sentence
 
 
-def _people(own: Row, lines_above: Sequence[str], width: int | None) -> str:
+def _text(own: Row, lines_above: Sequence[str], width: int | None) -> str:
     steps = max(rank["steps"] for rank in own["ranks"])
     told = [*lines_above, *_still(own, lines_above), *map(_said, own["sentences"])]
     head = [f"job {own['job']}  run {own['run']}  {plural(steps, 'step')}", *(f"  {text}" for text in told)]
     lines = "".join(part + "\n" for line in head for part in wrapped(escape(line), width))
     gpu = any(rank["gpu_wait"] is not None for rank in own["ranks"])
     text = lines + render((*_FIELDS, _GPU) if gpu else _FIELDS, own["ranks"], width)
-    # A single role repeats the table of ranks.
+    # The table of a single role would repeat the table of ranks.
     return text + ("\n" + render(_ROLE_FIELDS, own["roles"], width) if len(own["roles"]) > 1 else "")
 
 
 def _still(own: Row, lines_above: Sequence[str]) -> list[str]:
-    """Returns a line where a live job has ended no step for long: the shares are of the time before."""
+    """Returns a line if a live job has ended no step for long, so that the shares are those of the time before."""
     usual = max((rank["step_ns"] or 0 for rank in own["ranks"]), default=0)
     quiet = own["last_step_age_ns"]
-    if quiet is None or quiet < max(_LONG_NS, _USUAL * usual) or news.LAST_SEEN in lines_above:
+    if quiet is None or quiet < max(_LONG_NS, _USUAL * usual) or LAST_SEEN in lines_above:
         return []
     return [f"no step has ended for {age(quiet)}: the shares are of the steps before"]

@@ -1,4 +1,4 @@
-"""``bugreport``: one archive with what somebody needs who looks for a fault of probingd, without names."""
+"""``bugreport``: an archive with what the search for a fault of probingd needs, without names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl bugreport", "probingctl bugreport --all-nodes --names names.json -o report.tar.gz")
-# A node's part is up to a megabyte in memory.
+# The part of a node takes up to a megabyte of memory.
 MAX_NODES = 64
 _PRIVATE = 0o600
 _FIELDS = (Field("FILE", "name"), Field("SIZE", "bytes", size, right=True), Field("WHAT", "what", flex=True))
@@ -75,13 +75,13 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _gathered(cluster: Cluster, wanted: Wanted) -> list[Gathered]:
-    """Returns what each node answers; the target alone is asked where it does not say which others there are."""
+    """Returns the answer of each node; only of the target, where it does not tell the other nodes."""
     from probing.client.bugreport.gather import add_local, gather, silent
 
     try:
         addresses = cluster.addresses()
     except ProbingError as e:
-        # A report is wanted just when the daemon does not answer.
+        # A report matters most when the daemon does not answer.
         warn(f"{e.message}; the report has the target alone")
         addresses = (cluster.target,)
     if len(addresses) > MAX_NODES:

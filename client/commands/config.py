@@ -33,7 +33,7 @@ _FIELDS = (
     Field("DELETES", "deleting"),
     Field("MEANING", "doc", flex=True, wrap=True),
 )
-# Keys of Probing, whose server can move while it runs.
+# Keys of Probing, which can change the address of its server while it runs.
 _LISTEN = "probingd run --listen HOST:PORT, or listen in its configuration; `probingctl -t HOST:PORT` asks there"
 _ADDRESSES = ("probing.server.port", "probing.server.address", "server.port", "server.address")
 
@@ -53,7 +53,7 @@ class Options:
     yes: Annotated[bool, typer.Option("--yes", help="Confirm a limit that deletes rows.")] = False
 
     def change(self) -> Change:
-        """Returns how the setting is to change. Raises UsageError where options contradict each other."""
+        """Returns the change that the options ask for. Raises UsageError where they contradict each other."""
         key, equals, _ = (self.what or "").partition("=")
         if key in _ADDRESSES:
             raise UsageError(f"{key}: where the daemon listens is set when it starts", hint=_LISTEN)
@@ -83,7 +83,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def write_settings(settings: Settings, found: Sequence[Setting]) -> None:
-    """Writes one row for each setting; tables say in words for whom it holds and until when."""
+    """Writes a row for each setting; a table says in words for which processes it holds and until when."""
     if settings.format != "table":
         write_table(settings, _FIELDS, found)
         return

@@ -75,7 +75,7 @@ def run(settings: Settings, options: Options) -> None:
 
         _finish(settings, from_file(options.facts))
     if options.flight_recorder is not None:
-        from probing.client.diagnosis.dumps import from_dumps
+        from probing.client.diagnosis.asking import from_dumps
 
         _finish(settings, [from_dumps(options.flight_recorder)])
     # A node that does not answer is reported, not waited for.
@@ -127,8 +127,7 @@ def _check(options: Options) -> None:
 
 
 def _found(cluster: Cluster, job: str | None, save: Path | None = None) -> list[Diagnosis]:
-    from probing.client.diagnosis.asking import diagnosed, gathered
-    from probing.client.diagnosis.stored_findings import with_stored_findings
+    from probing.client.diagnosis.asking import diagnosed, gathered, with_stored_findings
     from probing.client.render.progress import StatusLine
 
     with StatusLine(lambda elapsed: f"asks the nodes for facts, {elapsed:.0f} s, Ctrl-C ends it"):
@@ -142,15 +141,14 @@ def _found(cluster: Cluster, job: str | None, save: Path | None = None) -> list[
 
 def _finish(settings: Settings, found: list[Diagnosis]) -> NoReturn:
     """Writes the answer and ends with its exit code."""
-    from probing.client.diagnosis.outcome import exit_code
+    from probing.client.diagnosis.page import exit_code
 
     _write(settings, found, terminal_width() if settings.output is None else None)
     raise typer.Exit(exit_code(found))
 
 
 def _write(settings: Settings, found: list[Diagnosis], width: int | None) -> None:
-    from probing.client.diagnosis.outcome import as_object, flat
-    from probing.client.diagnosis.page import people
+    from probing.client.diagnosis.page import as_object, flat, people
 
     text = people(found, width) if settings.format == "table" else ""
     write_objects(settings, as_object(found) if found else {}, text or _NOBODY, flat(found))
@@ -183,9 +181,8 @@ def _screen() -> Iterator[Callable[[str], None]]:
 
 
 def _frame(cluster: Cluster, job: str | None) -> str:
-    from probing.client.diagnosis.asking import diagnosed, gathered
+    from probing.client.diagnosis.asking import diagnosed, gathered, with_stored_findings
     from probing.client.diagnosis.page import people
-    from probing.client.diagnosis.stored_findings import with_stored_findings
 
     columns, lines = shutil.get_terminal_size((80, 24))
     title = f"probingctl diagnose  {now_text()}  (Ctrl-C ends)\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from probing.api.text import sql_text
-from probing.client.collectives.endings import MOST, events
+from probing.client.diagnosis.endings import MOST, events
 from probing.client.options import Job, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.table import Field, by_job, terminal_width

@@ -17,7 +17,7 @@ from probing.client.settings import Settings
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl gpu --all-nodes", "probingctl gpu --job 4711 -f json")
-# Reasons of lower clocks that every idle or busy GPU has.
+# Reasons of lower clocks that idle and busy GPUs have all the time.
 _EVERYDAY = frozenset(("gpu_idle", "app_clocks", "sw_power_cap"))
 
 
@@ -57,9 +57,9 @@ _WIDE = (
     Field("ENERGY J", "energy_j", _whole, right=True),
     Field("NAME", "name"),
 )
-# Left out in this order where the terminal is too narrow.
+# Columns that are left out, in this order, where the terminal is too narrow.
 _SPARE = ("node", "pid", "sm_clock_mhz", "tensor_active_pct")
-_PERSON = ("job", "run", "rank", "role", "pid", "start_ns", "source", "kind", "used_bytes", "sm_pct", "mem_pct")
+_PROCESS = ("job", "run", "rank", "role", "pid", "start_ns", "source", "kind", "used_bytes", "sm_pct", "mem_pct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +78,15 @@ def run(settings: Settings, options: Options) -> None:
     width = None if options.wide or settings.output is not None else terminal_width()
     fields = (*_FIELDS[:-2], *_WIDE, *_FIELDS[-2:]) if options.wide else _FIELDS
     lines = [line for gpu in objects for line in _lines(gpu)]
-    nobody = "(no GPU; `probingctl status` says whether the source nvml runs)\n"
+    empty = "(no GPU; `probingctl status` says whether the source nvml runs)\n"
     if job is not None:
-        nobody = f"(no process of job {escape(job)} is known to use a GPU)\n"
+        empty = f"(no process of job {escape(job)} is known to use a GPU)\n"
     shown = fitting(fields, lines, width, spare=_SPARE)
-    text = render(shown, lines, width, bold=width is not None) if lines else nobody
+    text = render(shown, lines, width, bold=width is not None) if lines else empty
     flat = [
-        {**{name: gpu[name] for name in gpu if name != "processes"}, **person}
+        {**{name: gpu[name] for name in gpu if name != "processes"}, **process}
         for gpu in objects
-        for person in gpu["processes"] or [dict.fromkeys(_PERSON)]
+        for process in gpu["processes"] or [dict.fromkeys(_PROCESS)]
     ]
     write_objects(settings, objects, text, flat)
 
@@ -100,13 +100,13 @@ def _objects(devices: Sequence[Row], readings: Sequence[Row], processes: Sequenc
         own = [row for row in users.get(key, ()) if job is None or row["job"] == job]
         if job is not None and not own:
             continue
-        people = [{name: row[name] for name in _PERSON} for row in own]
-        found.append({**last.get(key, {}), **device, "wrong": _wrong(device, last.get(key)), "processes": people})
+        shown = [{name: row[name] for name in _PROCESS} for row in own]
+        found.append({**last.get(key, {}), **device, "wrong": _wrong(device, last.get(key)), "processes": shown})
     return found
 
 
 def _wrong(device: Row, reading: Row | None) -> list[str]:
-    """Returns in words what is not as it should be."""
+    """Returns in words what is wrong with a device."""
     if device["state"] != "ok":
         return [f"{device['state']}: {device['reason']}"]
     if reading is None:
@@ -138,7 +138,7 @@ def _lines(gpu: Row) -> list[Row]:
         "wrong": "; ".join(gpu["wrong"]) or None,
     }
     lines: list[Row] = []
-    for person in gpu["processes"] or [dict.fromkeys(_PERSON)]:
-        used = person["used_bytes"] if person["used_bytes"] is not None else gpu.get("used_bytes")
-        lines.append({**shared, **person, "memory": _part(used, total)})
+    for process in gpu["processes"] or [dict.fromkeys(_PROCESS)]:
+        used = process["used_bytes"] if process["used_bytes"] is not None else gpu.get("used_bytes")
+        lines.append({**shared, **process, "memory": _part(used, total)})
     return lines

@@ -23,13 +23,13 @@ from probing.client.zone import clock_ms
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
-__all__ = ("EXAMPLES", "Filter", "Options", "collect", "followed", "people", "run")
+__all__ = ("EXAMPLES", "Filter", "Options", "collect", "followed", "lines_text", "run")
 
 EXAMPLES = ("probingctl logs --job 4711 --kind nan --follow",)
 MOST_LINES = 10_000
 FOLLOW_S = 1.0
 _MOST_SEEN = 10 * MOST_LINES
-# A row may reach the log so many seconds after its own time: it is buffered, and the clocks of nodes differ.
+# Most seconds between the time of a row and its arrival in the log: it is buffered, and clocks of nodes differ.
 _LATE = Interval(Bound(60.0))
 _LINES = """
 SELECT node, ts, epoch_ns(ts) AS t, job, run, rank, pid, tid, stream, kind, line, suppressed
@@ -81,7 +81,7 @@ def run(settings: Settings, options: Options) -> None:
         if len(found) == MOST_LINES:
             warn(f"only the last {MOST_LINES:,} lines are shown")
         if not follow:
-            write_objects(settings, found, people(found, during, chosen), found)
+            write_objects(settings, found, lines_text(found, during, chosen), found)
             return
         for rows in followed(cluster, chosen, found):
             sys.stdout.write("".join(dump_line(rows)) if settings.format == "jsonl" else _lines(rows, chosen))
@@ -96,7 +96,7 @@ def collect(cluster: Cluster, chosen: Filter, during: Interval) -> list[Row]:
 
 
 def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yields ``found``, then the new lines of each second. It ends with an error only."""
+    """Yields ``found``, then each second the new lines. Only an error ends it."""
     yield list(found)
     seen = dict.fromkeys(map(_identity, found))
     while True:
@@ -109,8 +109,8 @@ def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator
             del seen[oldest]
 
 
-def people(found: Sequence[Row], during: Interval, chosen: Filter) -> str:
-    """Returns a line of text for each, with time, rank, node and stream, and with the job unless one was chosen."""
+def lines_text(found: Sequence[Row], during: Interval, chosen: Filter) -> str:
+    """Returns a line of text for each row: time, rank, node, stream, and the job unless one was chosen."""
     return _lines(found, chosen) or f"(no line was stored {during.text()})\n"
 
 
@@ -135,5 +135,5 @@ def _enabled(cluster: Cluster) -> bool:
     try:
         return any(setting["value"] == "true" for setting in cluster.config("logs.enabled"))
     except NotFound:
-        # This daemon has no such setting, so the advice would be wrong.
+        # This daemon lacks the setting, so the advice would be wrong.
         return True

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from probing.api.text import escape, percent, size, sql_text
-from probing.client.collectives import news
-from probing.client.collectives.endings import ended_sql, exits
+from probing.client.collectives.standing import standings, state_lines, state_rows, state_statements
 from probing.client.gpus.readings import MEMORY, PROCESSES, READINGS, ask, device_key, fitting
 from probing.client.options import Job, Wide
 from probing.client.render.output import write_objects
@@ -24,9 +23,9 @@ from probing.client.times import Bound, Interval
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl memory --all-nodes --job 4711", "probingctl memory --limit 10 -f json")
-# How far back rows of memory are shown, and exits are looked for.
+# The time before now in which rows of memory and exits are read.
 _LATELY = Interval(Bound(120.0))
-# A rank with so many times the median of its job is named, when the difference is also this many bytes.
+# A rank is named that has this many times the median of its job, and this many bytes more.
 _UNEVEN, _UNEVEN_BYTES = 1.2, 256_000_000
 
 
@@ -60,16 +59,15 @@ def run(settings: Settings, options: Options) -> None:
         job = job_named(cluster, options.job)
         found = ask(cluster, {"memory": MEMORY, "processes": PROCESSES, "readings": READINGS})
         of_job = "true" if job is None else f"job = {sql_text(job)}"
-        asked = news.statements(of_job, _LATELY)
-        tables = cluster.query_all({**asked, "exits": ended_sql(of_job, _LATELY)})
-        states, gone = news.states(tables), {_key(row) for row in exits(tables["exits"])}
+        states, _, ended = standings(*state_rows(cluster.query_all(state_statements(of_job, _LATELY))))
+        gone = set(map(_key, ended))
         runs = _runs(found["memory"], found["processes"], found["readings"], job, options.limit)
         for process in (process for own in runs for process in own["processes"]):
             process["state"] = "ended" if _key(process) in gone else "running"
         if job is not None and not runs:
             require_live(cluster, job)
     width = None if options.wide or settings.output is not None else terminal_width()
-    text = "\n".join(_people(own, news.lines_of(states, own["job"], own["run"]), width) for own in runs)
+    text = "\n".join(_text(own, state_lines(states, own["job"], own["run"]), width) for own in runs)
     flat = [{"job": own["job"], "run": own["run"], **process} for own in runs for process in own["processes"]]
     write_objects(settings, runs, text or "(no memory of a training process was read in the last minute)\n", flat)
 
@@ -103,7 +101,7 @@ def _device(used: Row, reading: Row | None) -> Row:
 
 
 def _whole(row: Row) -> Row:
-    """Adds what a process has of all its devices."""
+    """Returns ``row`` with the memory of the process on all its devices together."""
     used = [device["used_bytes"] for device in row["devices"] if device["used_bytes"] is not None]
     totals = [device["total_bytes"] for device in row["devices"] if device["total_bytes"]]
     fullest = [device["mem_used_pct"] for device in row["devices"] if device["mem_used_pct"] is not None]
@@ -125,7 +123,7 @@ def _run(name: tuple[str, str], rows: list[Row], limit: int | None) -> Row:
 
 
 def _imbalance(rows: Sequence[Row], key: str, kind: str) -> list[str]:
-    """Returns a sentence when one trainer has much more than the median of at least three."""
+    """Returns a sentence if a trainer has much more memory than the median of at least three."""
     known = {row["rank"]: row[key] for row in rows if row["role"] == "trainer" and row["rank"] is not None and row[key]}
     if len(known) < 3:
         return []
@@ -140,7 +138,7 @@ def _key(row: Row) -> tuple[object, ...]:
     return row["node"], row["pid"], row["start_ns"]
 
 
-def _people(own: Row, lines_above: Sequence[str], width: int | None) -> str:
+def _text(own: Row, lines_above: Sequence[str], width: int | None) -> str:
     told = [*lines_above, *own["sentences"]]
     head = [f"job {own['job'] or '-'}  run {own['run'] or '-'}", *(f"  {text}" for text in told)]
     lines = "".join(part + "\n" for line in head for part in wrapped(escape(line), width))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +13,10 @@ import typer
 from probing.api.errors import NotFound
 from probing.api.text import sql_text
 from probing.client.collectives import sql as nccl_sql
-from probing.client.collectives.endings import ended_sql, exits
-from probing.client.collectives.silence import silent
-from probing.client.collectives.standing import LIVE, RECENT, idle, standing, standings
+from probing.client.collectives.in_flight import CALLED, INFLIGHT, in_flight
+from probing.client.collectives.silence import Process, silent
+from probing.client.collectives.standing import RECENT, Run, idle, standing, standings, state_rows, state_statements
 from probing.client.collectives.text import people
-from probing.client.diagnosis.findings import OPEN, open_by_run
 from probing.client.options import Job, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
@@ -29,6 +28,7 @@ from probing.federation.execution.clocks import spread_ns
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
+    from probing.diagnosis.wait_graph import Pending
 
 __all__ = ("EXAMPLES", "Options", "Row", "collect", "run")
 
@@ -40,15 +40,14 @@ _STATEMENTS = {
     "totals": nccl_sql.TOTALS,
     "ops": nccl_sql.OPS,
     "ranks": nccl_sql.RANKS,
-    "inflight": nccl_sql.INFLIGHT,
+    "inflight": INFLIGHT,
+    "called": CALLED,
     "failed": nccl_sql.FAILED,
     "timings": nccl_sql.TIMINGS,
     "known": nccl_sql.COMMUNICATORS,
-    "live": LIVE,
     "recent": RECENT,
-    "findings": OPEN,
 }
-_OF_NOW = ("inflight", "live", "recent", "findings")
+_OF_NOW = ("inflight", "called", "recent")
 # The state of a communicator whose ranks disagree: the first of these that a rank reports.
 _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 
@@ -66,13 +65,14 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
         paused = pause_lines(cluster)
-        found = collect(cluster, job, options.comm, during)
+        found, pending = collect(cluster, job, options.comm, during)
         if not found and options.comm is not None:
             _require_comm(cluster, job, options.comm)
         if not found and job is not None and during.open:
             require_live(cluster, job)
         width = terminal_width() if settings.output is None else None
-        write_objects(settings, found, shown_pauses(settings, paused) + people(found, during, width), _flat(found))
+        text = shown_pauses(settings, paused) + people(found, during, width, pending)
+        write_objects(settings, found, text, _flat(found))
 
 
 def _require_comm(cluster: Cluster, job: str | None, comm: str) -> None:
@@ -84,9 +84,12 @@ def _require_comm(cluster: Cluster, job: str | None, comm: str) -> None:
         raise NotFound(f"there is no communicator {comm}{whose}", hint="`probingctl nccl` shows those with operations")
 
 
-def collect(cluster: Cluster, job: str | None, comm: str | None, during: Interval) -> list[Row]:
-    """Returns communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes. What is in
-    flight now belongs to an interval that reaches to now. All is read from one snapshot of each node."""
+def collect(
+    cluster: Cluster, job: str | None, comm: str | None, during: Interval
+) -> tuple[list[Row], dict[Run, list[Pending]]]:
+    """Returns communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes, and the
+    operations in flight by run. What is in flight now belongs to an interval that reaches to now. All is read from one
+    snapshot of each node."""
     of_job = "true" if job is None else f"job = {sql_text(job)}"
     where = of_job if comm is None else f"{of_job} AND comm = {sql_text(comm)}"
     asked = {"where": where, "during": during.sql(), "of_job": of_job}
@@ -95,7 +98,7 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, during: Interva
         name: sql.format(**(past if past and name in _OF_NOW else asked)) for name, sql in _STATEMENTS.items()
     }
     # A stream belongs to one node: to add up its operations here, all of them would have to be sent.
-    tables = cluster.query_all({**statements, "ended": ended_sql(of_job, during)}, each=("totals",))
+    tables = cluster.query_all({**statements, **state_statements(of_job, during)}, each=("totals",))
     results = {name: rows_of(tables[name]) for name in statements}
     found: _Found = {}
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
@@ -113,10 +116,14 @@ def collect(cluster: Cluster, job: str | None, comm: str | None, during: Interva
             own = _communicator(found, row)
             own[name].append({k: v for k, v in row.items() if k not in (*_KEY, *_NAMED)})
     _total(found, results["timings"], results["totals"])
-    _stand(cluster, found, results, exits(tables["ended"]), every_run=comm is None)
+    busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
+    live, findings, ended = state_rows(tables)
+    runs, trainers, _ = standings(live if during.open else (), findings, ended, now=during.open)
+    pending = in_flight(live, results["inflight"], results["called"], results["known"])
+    _stand(cluster, found, runs, trainers, busy, every_run=comm is None)
     for own in found.values():
         _sort(own)
-    return [found[key] for key in sorted(found, key=str)]
+    return [found[key] for key in sorted(found, key=str)], pending
 
 
 def _spread(cluster: Cluster, nodes: set[str]) -> int | None:
@@ -125,11 +132,17 @@ def _spread(cluster: Cluster, nodes: set[str]) -> int | None:
     return spread_ns(cluster.clocks.of(node, now_ns) for node in nodes) if len(nodes) > 1 else None
 
 
-def _stand(cluster: Cluster, found: _Found, results: dict[str, list[Row]], ends: list[Row], *, every_run: bool) -> None:
+def _stand(
+    cluster: Cluster,
+    found: _Found,
+    runs: Mapping[Run, Row],
+    trainers: Mapping[Run, Sequence[Row]],
+    busy: Container[Process],
+    *,
+    every_run: bool,
+) -> None:
     """Adds the state of each run; with ``every_run`` also an entry without ``comm`` for a run without operations."""
-    runs, trainers = standings(results["live"], ends, open_by_run(results["findings"]))
     shown = {key[:2] for key in found}
-    busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
     for run, live in trainers.items():
         waiting = idle(live, busy)
         if run not in shown and not (every_run and waiting):

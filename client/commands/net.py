@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from probing.api.text import bits, escape, plural, size, sql_text
+from probing.api.text import age, bits, escape, plural, size, sql_text
 from probing.client.absence import claim
-from probing.client.collectives import news
+from probing.client.collectives.standing import state_lines, states
 from probing.client.options import Job, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
@@ -74,10 +74,6 @@ ORDER BY retrans DESC, rtt_max_ns DESC NULLS LAST, node, local_address, peer_add
 MOST = 10_000
 
 
-def _trip(ns: float | None) -> str:
-    return "-" if ns is None else f"{ns / 1e6:.3g} ms"
-
-
 _INTERFACE_FIELDS = (
     Field("NODE", "node"),
     Field("INTERFACE", "interface"),
@@ -98,8 +94,8 @@ _TCP_FIELDS = (
     Field("CONN", "sockets", right=True),
     Field("SENT", "bytes_sent", size, right=True),
     Field("RECEIVED", "bytes_received", size, right=True),
-    Field("ROUND TRIP", "rtt_ns", _trip, right=True),
-    Field("MOST", "rtt_max_ns", _trip, right=True),
+    Field("ROUND TRIP", "rtt_ns", age, right=True),
+    Field("MOST", "rtt_max_ns", age, right=True),
     Field("RETRANS", "retrans", right=True),
     Field("OF SENT", "share", right=True),
     Field("NOW", "now", flex=True),
@@ -122,12 +118,12 @@ def run(settings: Settings, options: Options) -> None:
         if not found["tcp"] and job is not None and during.open:
             require_live(cluster, job)
         of_job = "true" if job is None else f"job = {sql_text(job)}"
-        states = news.states(cluster.query_all(news.statements(of_job, during)), now=during.open)
+        runs = states(cluster, of_job, during)
     width = terminal_width() if settings.output is None else None
     shown = dict.fromkeys((row["job"], row["run"]) for row in found["tcp"])
-    lines = [f"job {run[0]}: {line}" for run in shown for line in news.lines_of(states, *run)]
+    lines = [f"job {run[0]}: {line}" for run in shown for line in state_lines(runs, *run)]
     above = "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
-    write_objects(settings, found, above + _people(found, width, every=options.every), found["tcp"])
+    write_objects(settings, found, above + _text(found, width, every=options.every), found["tcp"])
 
 
 def _read(cluster: Cluster, job: str | None, during: Interval) -> dict[str, list[Row]]:
@@ -140,7 +136,7 @@ def _read(cluster: Cluster, job: str | None, during: Interval) -> dict[str, list
     return {name: rows_of(tables[name]) for name in statements}
 
 
-def _people(found: dict[str, list[Row]], width: int | None, *, every: bool) -> str:
+def _text(found: dict[str, list[Row]], width: int | None, *, every: bool) -> str:
     bold = width is not None
     interfaces = [{**row, "errors": _errors(row)} for row in found["interfaces"]]
     text = (
@@ -157,7 +153,7 @@ def _people(found: dict[str, list[Row]], width: int | None, *, every: bool) -> s
 
 
 def _nodes_by_address(interfaces: Sequence[Row]) -> dict[str, str]:
-    """The node of each address that only one node has."""
+    """Returns the node by address, for addresses that only one node has."""
     nodes: dict[str, set[str]] = {}
     for row in interfaces:
         for address in (row["addresses"] or "").split(", "):

@@ -1,4 +1,4 @@
-"""``nodes``: the nodes that the target knows, itself included, and how they are."""
+"""``nodes``: the nodes that the target knows, itself included, and their states."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Options:
     gil: Annotated[bool, typer.Option("--gil", help="Only while the thread holds the GIL.")] = False
 
     def request(self, output: Path | None = None, *, named: bool = False) -> Request:
-        """``output`` is the file to write, whose ending may name the format; ``named``: -f names one.
+        """Returns the request of the options. The suffix of ``output`` may name the format; ``named``: -f does.
 
         Raises UsageError for a value that cannot be read, and where options contradict each other.
         """
@@ -130,7 +130,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _with_jobs(cluster: Cluster, request: Request) -> Request:
-    """``request`` with the full names of its jobs."""
+    """Returns ``request`` with the full names of its jobs."""
     selected, base = (
         None if selection is None else replace(selection, job=job_named(cluster, selection.job))
         for selection in (request.selected, request.base)

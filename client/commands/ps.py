@@ -10,7 +10,7 @@ import typer
 
 from probing.api.errors import UsageError
 from probing.api.text import escape, sql_text
-from probing.client.collectives.endings import MOST, ended, recent
+from probing.client.diagnosis.endings import MOST, ended, recent
 from probing.client.diagnosis.findings import OPEN, Verdicts, open_by_run, verdict_lines
 from probing.client.options import Job, Wide
 from probing.client.render.output import write_objects, write_rows
@@ -82,8 +82,8 @@ def run(settings: Settings, options: Options) -> None:
             rows = _ended(cluster, where or "true", during)
             write_objects(settings, rows, by_job(_ENDED, rows, width), rows)
             return
-        people = settings.format == "table"
-        answer, found = _asked(cluster, where) if people else (cluster.processes(where), None)
+        as_table = settings.format == "table"
+        answer, found = _asked(cluster, where) if as_table else (cluster.processes(where), None)
         if job is not None and not answer.table.num_rows:
             require_live(cluster, job)
         if found is not None:

@@ -95,7 +95,7 @@ def _parameters(given: Sequence[str]) -> dict[str, object]:
 
 
 def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
-    """Writes the SQL of each step of the plan. Asks for the peers, and for their engines where these matter."""
+    """Writes the SQL of each step of the plan. Asks nodes for their peers, and for their engines where these matter."""
     from probing.federation.sql.parameters import bind
 
     sql = bind(sql, params)
@@ -115,7 +115,7 @@ def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, o
 
 
 def _other_engines(cluster: Cluster) -> str:
-    """Returns which nodes run another version of the engine than this client; empty if none does."""
+    """Returns a text that names nodes with another version of the engine than this client; empty for none."""
     from probing.federation.engine import engine_version
 
     others = [(reply.node, reply.engine) for _, reply in cluster.status() if reply.engine != engine_version()]

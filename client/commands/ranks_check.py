@@ -79,7 +79,7 @@ def run(settings: Settings, options: Options) -> None:
             require_live(cluster, job)
     width = terminal_width() if settings.output is None else None
     flat = [{**{name: own[name] for name in ("job", "run")}, **v} for own in found for v in own["violations"]]
-    write_objects(settings, found, _people(found, width), flat)
+    write_objects(settings, found, _text(found, width), flat)
     raise typer.Exit(_WRONG if flat else 0)
 
 
@@ -168,7 +168,7 @@ def _local(row: Row, env: dict[str, str]) -> bool:
     return row["world_size"] is not None and env.get("LOCAL_WORLD_SIZE") == str(row["world_size"])
 
 
-def _people(found: Sequence[Row], width: int | None) -> str:
+def _text(found: Sequence[Row], width: int | None) -> str:
     lines = []
     for own in found:
         world = own["world_size"]

@@ -44,7 +44,7 @@ _NEWEST = (
 )
 _RATES = ("sent_gbps", "received_gbps", "snd_pkts_rate", "rcv_pkts_rate")
 _RISES = tuple(f"{name}_new" for name in (*COUNTERS, *HW_COUNTERS))
-# Congestion and retries are no errors of a port, but what it suffers from.
+# Congestion and retries are no errors of the port itself.
 _ERRORS = (
     "port_rcv_errors",
     "port_rcv_remote_physical_errors",

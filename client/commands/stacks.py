@@ -1,4 +1,4 @@
-"""``stacks``: Python stacks of the threads of the chosen processes, each by itself or merged over ranks."""
+"""``stacks``: Python stacks of the threads of the chosen processes, one by one or merged over ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(settings: Settings, options: Options) -> None:
         if options.merge:
             _write_merged(settings, threads, every_thread=options.threads == "all")
         else:
-            write_objects(settings, threads, _people(threads), list(_flat(threads)))
+            write_objects(settings, threads, _text(threads), list(_flat(threads)))
 
 
 def _check(options: Options) -> None:
@@ -79,7 +79,7 @@ def _order(thread: Thread) -> tuple[Any, ...]:
     return (thread["job"], rank is None, rank or 0, thread["node"], thread["pid"], main_first, thread["tid"])
 
 
-def _people(threads: Sequence[Thread]) -> str:
+def _text(threads: Sequence[Thread]) -> str:
     if not threads:
         return _NOBODY
     processes: dict[tuple[Any, ...], list[Thread]] = {}
@@ -87,7 +87,7 @@ def _people(threads: Sequence[Thread]) -> str:
         processes.setdefault((thread["node"], thread["pid"]), []).append(thread)
     texts = []
     for own in processes.values():
-        # Threads of libraries, and of data loaders, are many.
+        # There are many threads of libraries and data loaders.
         empty = [thread for thread in own if _says_nothing(thread)]
         lines = [_head(own[0]), *(line for thread in own if thread not in empty for line in _thread(thread))]
         if text := without_frames((thread["thread"] or "(unnamed)", 1) for thread in empty):
@@ -97,7 +97,7 @@ def _people(threads: Sequence[Thread]) -> str:
 
 
 def _says_nothing(thread: Thread) -> bool:
-    """Whether a thread beside the main one has no frame, and no reason why its stack is not whole."""
+    """Returns whether a thread other than the main one has neither a frame nor a reason why frames are missing."""
     told = thread["frames"] or thread.get("native_missing") or thread["gil"] or not thread["complete"]
     return thread["tid"] != thread["pid"] and not told
 
@@ -123,7 +123,7 @@ def _thread(thread: Thread) -> Iterator[str]:
 
 
 def _variable(variable: Variable) -> str:
-    """Returns ``name: type = value``, or why there is no value."""
+    """Returns ``name: type = value``, or the reason why there is no value."""
     kind = f": {variable['type']}" if variable["type"] else ""
     if variable["value"] is None:
         return f"{variable['name']}{kind} ({variable['reason'] or 'not known'})"

@@ -27,7 +27,7 @@ _FIELDS = (
     Field("LOST", "lost", count, right=True),
     Field("WHY / WHAT", "note", flex=True),
 )
-# How a reason says since when it is so.
+# The time in a reason: since when it holds.
 _SINCE = re.compile(r"\bsince (\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ)")
 
 
@@ -59,8 +59,8 @@ def run(settings: Settings) -> None:
     with opened(settings) as cluster:
         nodes = [_node(address, reply) for address, reply in cluster.status()]
         width = terminal_width() if settings.output is None else None
-        people = "\n".join(_people(node, width) for node in nodes)
-        write_objects(settings, nodes if cluster.many else nodes[0], people, list(_flat(nodes)))
+        text = "\n".join(_node_text(node, width) for node in nodes)
+        write_objects(settings, nodes if cluster.many else nodes[0], text, list(_flat(nodes)))
 
 
 def _node(address: str, reply: pb.StatusReply) -> _Node:
@@ -91,7 +91,7 @@ def _node(address: str, reply: pb.StatusReply) -> _Node:
 
 
 def _lasts(reply: pb.StatusReply) -> int | None:
-    """Returns how long the node is in its state, ns; None where that is not known, or its clock was set back since."""
+    """Returns for how long the node is in its state, ns; None where it is not known or the clock was set back."""
     if reply.state == "running":
         begun: int | None = reply.started_ns or None
     else:
@@ -101,7 +101,7 @@ def _lasts(reply: pb.StatusReply) -> int | None:
     return passed if passed >= 0 else None
 
 
-def _people(node: _Node, width: int | None) -> str:
+def _node_text(node: _Node, width: int | None) -> str:
     lines = [
         f"{node['node']}  probingd {node['version']} at {node['address']}",
         f"  {_state(node)}",
@@ -113,7 +113,7 @@ def _people(node: _Node, width: int | None) -> str:
 
 
 def _state(node: _Node) -> str:
-    """Returns the state and since when it is so, as far as that is known; a daemon may run for longer."""
+    """Returns the state and, if known, for how long it lasts; the daemon may run for longer."""
     up = "" if node["uptime_ns"] is None else f" for {age(node['uptime_ns'])}"
     reason = node["reason"] or ""
     if node["state"] == "running":

@@ -13,13 +13,13 @@ import typer
 
 from probing.api.errors import LATE, ProbingError, UsageError
 from probing.api.text import escape, sql_text
-from probing.client.collectives.endings import ended, ended_sql, exits, recent
+from probing.client.collectives.in_flight import CALLED, INFLIGHT, in_flight
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process, innermost, silent
 from probing.client.collectives.sql import RANKS
-from probing.client.collectives.standing import LIVE
+from probing.client.collectives.standing import state_rows, state_statements
 from probing.client.collectives.top_text import Frame, people
-from probing.client.diagnosis.findings import OPEN, open_by_run
+from probing.client.diagnosis.endings import ended, recent
 from probing.client.interrupt import leaving_by_it
 from probing.client.options import Job
 from probing.client.render.output import write_objects
@@ -53,11 +53,7 @@ SELECT node, job, run, pid, max(step) AS step, arg_max(1e9 / duration_ns, step) 
   epoch_ns(now()) - epoch_ns(max(t_end)) AS step_age_ns
 FROM train.steps WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node, job, run, pid
 """
-_INFLIGHT = """
-SELECT node, job, run, comm, comm_rank, rank, pid, op, seq, age_ns FROM comm.inflight WHERE {where}
-"""
-_STATEMENTS = {"live": LIVE, "rates": _RATES, "ranks": RANKS, "inflight": _INFLIGHT, "steps": _STEPS, "findings": OPEN}
-_ROWS = ("live", "rates", "ranks", "inflight", "steps")
+_STATEMENTS = {"rates": _RATES, "ranks": RANKS, "inflight": INFLIGHT, "called": CALLED, "steps": _STEPS}
 # How long a run that has ended stays in view.
 _SHOWN_ENDED = Interval(Bound(600.0))
 
@@ -158,19 +154,18 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     where = _where(job)
     seconds = max(1, round(window))
     lately = Interval(Bound(seconds)).sql()
-    statements = {
-        name: sql.format(where=where, of_job=where, window=seconds, during=lately) for name, sql in _STATEMENTS.items()
-    }
-    tables = cluster.query_all({**statements, "ended": ended_sql(where, _SHOWN_ENDED)})
-    live, rates, late, inflight, stepped = (rows_of(tables[name]) for name in _ROWS)
+    statements = {name: sql.format(where=where, window=seconds, during=lately) for name, sql in _STATEMENTS.items()}
+    tables = cluster.query_all({**statements, **state_statements(where, _SHOWN_ENDED)})
+    live, findings, gone = state_rows(tables)
+    rates, late, inflight, called, stepped = (rows_of(tables[name]) for name in _STATEMENTS)
     python, missing = _python(cluster, job) if live else ({}, [])
     lags: dict[Process, int] = {}
     for row in late:
         lags[process_of(row)] = max(lags.get(process_of(row), row["lag_ns"]), row["lag_ns"])
     seen = Seen(
         live,
-        exits(tables["ended"]),
-        open_by_run(rows_of(tables["findings"])),
+        findings,
+        gone,
         {process_of(row): {**row, "collectives_per_s": row["calls"] / seconds} for row in rates},
         {process_of(row): row for row in stepped},
         {process_of(row): row for row in sorted(inflight, key=lambda r: r["age_ns"] or 0)},
@@ -178,7 +173,8 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
         python,
     )
     ranks, runs = rank_rows(seen, partial(silent, cluster))
-    return Frame(ranks, runs, pause_lines(cluster), tuple(dict.fromkeys([*_lost(cluster), *missing])))
+    pending = in_flight(live, inflight, called)
+    return Frame(ranks, runs, pending, pause_lines(cluster), tuple(dict.fromkeys([*_lost(cluster), *missing])))
 
 
 def _lost(cluster: Cluster) -> list[str]:

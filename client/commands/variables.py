@@ -34,7 +34,7 @@ _FIELDS = (
     Field("TYPE", "type"),
     Field("VALUE", "shown", flex=True),
 )
-# How a node says that a name is in no frame, or is no module.
+# What a node answers for a name that is in no frame, or is no module.
 _NOWHERE = ("there is no variable ", "no module ")
 _WATCH, _INTERVAL = "variables.watch", "variables.interval_s"
 
@@ -57,7 +57,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Variables of a job, of processes, or of all. Times are in seconds; ``length`` 0: until it is taken back."""
+    """Variables of a job, of processes, or of all. Times in seconds; ``length`` 0: until it is taken back."""
 
     names: tuple[str, ...]
     pids: tuple[int, ...]
@@ -122,7 +122,7 @@ def _read(settings: Settings, cluster: Cluster, wanted: _Watch) -> None:
 
 
 def _unknown(value: Value) -> bool:
-    """Whether no frame and no module of the process has the name."""
+    """Returns whether no frame and no module of the process has the name."""
     return value["value"] is None and not value["func"] and (value["reason"] or "").startswith(_NOWHERE)
 
 
@@ -131,7 +131,7 @@ def _started(cluster: Cluster, watch: _Watch) -> list[Setting]:
     changed = [
         row for pid in watch.pids or (0,) for row in cluster.config(_WATCH, names, job=job, pid=pid, seconds=length)
     ]
-    # One for all watches of a node.
+    # One setting holds all watches of a node.
     return changed if watch.every is None else changed + cluster.config(_INTERVAL, f"{watch.every:g}", seconds=length)
 
 

@@ -1,26 +1,44 @@
-"""Asks all nodes once for the facts of jobs, merges them, and runs the rules."""
+"""What `diagnose` diagnoses: facts of nodes, with findings that nodes stored; facts in a file; dumps in a directory.
+
+One look may show less than the look before: a rank that polls seems to move, a busy machine gives no stack. The watch
+of a node looks again and again, and closes a finding once the job goes on or two looks with stacks refute it. A job
+that hung until somebody ended it shows nothing but its end. So a diagnosis that shows less gets what the watch found.
+"""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probing.api.errors import FormatError, NotFound, QueryTimeout
+from probing.api.errors import FormatError, NotFound, ProbingError, QueryTimeout
+from probing.api.text import size, sql_text, utc
 from probing.client.absence import partial
-from probing.client.diagnosis.exits import facts_of_exits
-from probing.client.diagnosis.outcome import cautious, settled, worst_first
+from probing.client.diagnosis.endings import facts_of_exits
+from probing.client.diagnosis.finding_rows import COLUMNS, VERDICTS, finding_of
+from probing.client.diagnosis.findings import Verdicts, by_run, newest_sql, ns_of, numbers, timed
+from probing.client.diagnosis.page import worst_first, wrong
 from probing.client.jobs import silent_nodes
-from probing.diagnosis.facts import Facts, Missing
+from probing.client.render.rows import Row, rows_of
+from probing.client.zone import clock
+from probing.diagnosis.case import Case
+from probing.diagnosis.deaths import how_it_ended, job_ended
+from probing.diagnosis.facts import MAX_RANKS, Facts, Missing
 from probing.diagnosis.facts_file import from_json, load
-from probing.diagnosis.ladder import Diagnosis, diagnose
+from probing.diagnosis.flight_recorder.dump import MAX_FILE, RankDump, read_dump
+from probing.diagnosis.flight_recorder.hang import diagnose_dumps
+from probing.diagnosis.ladder import Diagnosis, diagnose_runs
 from probing.diagnosis.merge import merge_runs
+from probing.diagnosis.report import QUIET_NS, unread
+from probing.diagnosis.verdict import ERROR, NOTE, Finding
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
-__all__ = ("diagnosed", "from_file", "gathered")
+__all__ = ("diagnosed", "from_dumps", "from_file", "gathered", "with_stored_findings")
 
 
 def gathered(cluster: Cluster, job: str | None) -> list[Facts]:
@@ -64,6 +82,175 @@ def from_file(path: Path) -> list[Diagnosis]:
     return diagnosed(load(path))
 
 
-def diagnosed(facts: Iterable[Facts]) -> list[Diagnosis]:
+def diagnosed(facts: Sequence[Facts]) -> list[Diagnosis]:
     """Returns a diagnosis for each of ``facts``, the worst first."""
-    return worst_first(settled([cautious(diagnose(own)) for own in facts]))
+    return worst_first(diagnose_runs(facts))
+
+
+_MOST_JOBS = 64
+_LOOK_BACK_NS = 7 * 86_400 * 10**9
+_MOST_NAMED = 4
+
+
+def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Returns ``diagnoses``, the worst first; with the findings that are open, where a look shows nothing wrong in a
+    job that stands still, with those that were open when a job ended, and as notes with those of a job of which
+    something could not be read.
+
+    An answer that does not come is one of ``missing``.
+    """
+    asked = [d for d in diagnoses if job_ended(d.facts) or _undecided(d) or (not wrong(d) and _still(d.facts))]
+    asked = asked[:_MOST_JOBS]
+    if not asked:
+        return list(diagnoses)
+    jobs = ", ".join(sorted({sql_text(one.facts.job) for one in asked}))
+    # Findings of a job that ended long ago are as old as its end.
+    begin = min(one.facts.taken_ns for one in asked) - _LOOK_BACK_NS
+    where = f"ts > make_timestamp_ns({begin}) AND job IN ({jobs})"
+    try:
+        rows = by_run(rows_of(cluster.query(newest_sql(where, COLUMNS))))
+    except ProbingError as e:
+        gap = Missing("history", f"whether a finding is open: {e.message}")
+        return [replace(one, missing=(*one.missing, gap)) if one in asked else one for one in diagnoses]
+    return worst_first([_with(one, rows) if one in asked else one for one in diagnoses])
+
+
+def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
+    facts = diagnosis.facts
+    ended = job_ended(facts)
+    holds = _open_at_end if ended else _holds
+    known = _rows_of(facts, rows)
+    own = [row for row in known if holds(facts, row)]
+    undecided = _undecided(diagnosis) and not ended
+    unseen = [row for row in known if undecided and row["state"] == "open" and row not in own]
+    if facts.nodes:
+        shown = {finding.verdict.id for finding in diagnosis.findings}
+        own = [row for row in own if row["verdict"] not in shown]
+    else:
+        # Exits alone say less than what was found at the end.
+        stored = {row["verdict"] for row in own}
+        kept = tuple(finding for finding in diagnosis.findings if finding.verdict.id not in stored)
+        diagnosis = replace(diagnosis, findings=kept)
+    case = Case(facts)
+    findings = [_finding(case, row) for row in own]
+    errors = [finding for finding in findings if finding.severity == ERROR]
+    # What held the job up comes before its end, and its end before what slowed it down.
+    others = [finding for finding in findings if finding.severity != ERROR]
+    others += [_not_seen(case, row) for row in unseen]
+    if not errors and not others:
+        return diagnosis
+    ends = [finding for finding in diagnosis.findings if finding.severity != NOTE]
+    notes = [finding for finding in diagnosis.findings if finding.severity == NOTE]
+    found = (*errors, *ends, *others, *notes)
+    return replace(diagnosis, findings=tuple(replace(f, severity=NOTE) for f in found) if diagnosis.outlived else found)
+
+
+def _not_seen(case: Case, row: Row) -> Finding:
+    """Returns an open finding of a job of which something could not be read, as a note."""
+    finding = _finding(case, row)
+    sentence = f"open since {clock(row['opened'])}, and not read again by this look: {finding.sentence}"
+    return replace(finding, severity=NOTE, sentence=sentence)
+
+
+def _rows_of(facts: Facts, rows: Verdicts) -> list[Row]:
+    """Returns the rows of known verdicts about the run; of all runs of the job where no rank could be read."""
+    keys = [(facts.job, facts.run)] if facts.ranks else [key for key in rows if key[0] == facts.job]
+    return [row for key in keys for row in rows.get(key, ()) if row["verdict"] in VERDICTS]
+
+
+def _undecided(diagnosis: Diagnosis) -> bool:
+    """Whether nothing wrong was seen, and something that may hide it could not be read."""
+    worst = any(finding.severity != NOTE for finding in diagnosis.findings)
+    return not worst and bool(unread(diagnosis.facts, diagnosis.missing))
+
+
+def _open_at_end(facts: Facts, row: Row) -> bool:
+    """Whether a finding was open when the first rank of the job ended. The end itself is in the facts."""
+    first = min(rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None)
+    opened, closed = ns_of(row["opened"]), ns_of(row["closed"])
+    if opened is None or (closed is not None and closed < first):
+        return False
+    return opened <= first if VERDICTS[row["verdict"]].group != "death" else not facts.nodes
+
+
+def _still(facts: Facts) -> bool:
+    advanced = _advanced_ns(facts)
+    living = any(rank.exit is None for rank in facts.ranks)
+    return living and (advanced is None or facts.taken_ns - advanced >= QUIET_NS)
+
+
+def _advanced_ns(facts: Facts) -> int | None:
+    return max((node.advanced_ns for node in facts.nodes if node.advanced_ns is not None), default=None)
+
+
+def _holds(facts: Facts, row: Row) -> bool:
+    """Whether the job has not gone on since the finding opened, and the ranks that it names live."""
+    opened, advanced = ns_of(row["opened"]), _advanced_ns(facts)
+    if row["severity"] != ERROR or row["state"] != "open" or opened is None:
+        return False
+    named = numbers(row["ranks"])
+    ended = any(rank.exit is not None for rank in facts.ranks if rank.rank in named)
+    return not ended and (advanced is None or advanced <= opened)
+
+
+def _finding(case: Case, row: Row) -> Finding:
+    facts, stored = case.facts, finding_of(row)
+    present = [one.rank for one in stored.culprits if one.rank in case.ranks]
+    found_at = f"found at {clock(row['opened'])}"
+    if job_ended(facts):
+        end = max(rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None)
+        group, sentence = stored.verdict.group, timed(row, end)
+        lines = [f"{found_at}, and the job did not go on" if group == "hang" else found_at, *how_it_ended(facts)]
+        if group != "death":
+            sentence = f"until it ended at {clock(utc(end))}: {sentence}"
+        return replace(stored, sentence=sentence, evidence=(*lines, *stored.evidence), ends=None)
+    lines = [f"{found_at}, and the job has not gone on since"]
+    lines += [f"rank {rank} now: {case.activity(rank).why}" for rank in present[:_MOST_NAMED]]
+    return replace(
+        stored,
+        sentence=timed(row, facts.taken_ns),
+        evidence=(*lines, *stored.evidence),
+        missing=("this look alone does not show it",),
+        stacks=case.stacks(present, [rank for rank in stored.victims if rank in case.ranks]),
+        ends=stored.ends if stored.ends is not None and stored.ends.at_ns > facts.taken_ns else None,
+    )
+
+
+# As TORCH_NCCL_DEBUG_INFO_TEMP_FILE makes them: a prefix, and the rank.
+_RANK = re.compile(r"(\d{1,6})$")
+
+
+def from_dumps(directory: Path) -> Diagnosis:
+    """Returns what the dumps in ``directory`` show; the names of their files end with the rank.
+
+    Raises NotFound where there is none. A file that cannot be read is one of ``missing``.
+    """
+    try:
+        files = sorted(path for path in directory.iterdir() if path.is_file() and _RANK.search(path.name))
+    except OSError as e:
+        raise NotFound(f"{directory} cannot be read: {e.strerror}") from e
+    if not files:
+        hint = "the names of dumps end with the rank, as nccl_trace_rank_3: TORCH_NCCL_DEBUG_INFO_TEMP_FILE sets them"
+        raise NotFound(f"no dump is in {directory}", hint=hint)
+    dumps: dict[int, RankDump] = {}
+    missing: list[Missing] = []
+    for path in files[:MAX_RANKS]:
+        rank = int((_RANK.search(path.name) or [""])[0])
+        try:
+            dump = read_dump(rank, _content(path))
+        except (ProbingError, OSError) as e:
+            missing.append(Missing("history", f"the dump {path.name} cannot be read: {getattr(e, 'message', e)}", rank))
+            continue
+        if rank in dumps:
+            missing.append(Missing("rank", f"the dump {path.name} is left out: another one is of the same rank", rank))
+        else:
+            dumps[rank] = dump
+    return diagnose_dumps(directory.resolve().name, list(dumps.values()), missing)
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise NotFound(f"it has more than {size(MAX_FILE)}")
+    return data

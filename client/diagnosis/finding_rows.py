@@ -7,9 +7,9 @@ from typing import Any
 
 from probing.client.diagnosis.findings import PARTS, SHOWN, ns_of, numbers, parsed
 from probing.client.render.rows import Row
-from probing.diagnosis.advice import ACTIONS
 from probing.diagnosis.facts import Facts, Frame, Thread
 from probing.diagnosis.ladder import RULES, Diagnosis
+from probing.diagnosis.supplements import ACTIONS
 from probing.diagnosis.verdict import Advice, Culprit, Ending, Finding, StackOf, Verdict
 
 __all__ = ("COLUMNS", "VERDICTS", "diagnosis_of", "finding_of")

@@ -12,6 +12,7 @@ from probing.client.render.rows import Row
 from probing.client.zone import clock
 
 __all__ = (
+    "DEATHS",
     "OPEN",
     "OPEN_COLUMNS",
     "PARTS",
@@ -20,6 +21,7 @@ __all__ = (
     "Verdicts",
     "blamed",
     "by_run",
+    "dead_ranks",
     "newest_sql",
     "ns_of",
     "numbers",
@@ -57,11 +59,13 @@ def newest_sql(where: str, columns: Sequence[str], *more: str) -> str:
 ROW_AGE = "epoch_ns(now()) - epoch_ns(max(ts)) AS row_age_ns"
 """A column of a SELECT of newest_sql: how long ago the row was written, by the clock of the node that answers."""
 OPEN_COLUMNS = (*SHOWN, "since")
-# The open findings of the last 7 days; ``{of_job}`` is a condition.
-OPEN = (
-    newest_sql("ts > now() - INTERVAL 7 DAY AND {of_job}", OPEN_COLUMNS, ROW_AGE)
-    + " HAVING arg_max(state, ts) = 'open'"
+_LATELY = "ts > now() - INTERVAL 7 DAY AND {of_job}"
+OPEN = newest_sql(_LATELY, OPEN_COLUMNS, ROW_AGE) + (
+    " HAVING arg_max(state, ts) = 'open' OR arg_max(verdict, ts) = 'rank_died'"
 )
+"""The open findings of the last 7 days, and the deaths among the closed ones; ``{of_job}`` is a condition."""
+DEATHS = newest_sql(f"verdict = 'rank_died' AND {_LATELY}", ("verdict", "severity", "state", "ranks"))
+"""The deaths of the last 7 days."""
 
 
 def order(row: Row) -> tuple[Any, ...]:
@@ -79,8 +83,16 @@ def by_run(rows: Iterable[Row]) -> Verdicts:
 
 
 def open_by_run(rows: Iterable[Row]) -> Verdicts:
-    """Returns the rows of OPEN by run, without notes; their sentences say how long it is so by now."""
-    return by_run(_now(row) for row in rows)
+    """Returns the open rows of OPEN by run, without notes; their sentences say how long it is so by now."""
+    return by_run(_now(row) for row in rows if row["state"] == "open")
+
+
+def dead_ranks(rows: Iterable[Row]) -> dict[tuple[Any, Any], list[int]]:
+    """Returns the ranks that died first, by job and run, as the newest finding of a death says; an open one counts
+    more than one that was closed."""
+    deaths = [row for row in rows if (row["verdict"], row["severity"]) == ("rank_died", "error")]
+    ordered = sorted(deaths, key=lambda row: (row["state"] == "open", str(row["ts"])))
+    return {(row["job"], row["run"]): numbers(row["ranks"]) for row in ordered}
 
 
 def _now(row: Row) -> Row:

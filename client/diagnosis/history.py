@@ -9,7 +9,7 @@ from probing.api.errors import NotFound, UsageError
 from probing.api.text import age, escape, sql_text
 from probing.client.absence import partial
 from probing.client.diagnosis.findings import PARTS, newest_sql, ns_of, parsed, timed
-from probing.client.diagnosis.outcome import confidence_word
+from probing.client.diagnosis.page import confidence_word
 from probing.client.jobs import silent_nodes
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of

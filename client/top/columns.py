@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from probing.client.collectives.text import NOTABLE_NS
+from probing.client.collectives.in_flight import NOTABLE_NS
 from probing.client.render.rows import Row
 from probing.client.top.figures import Line, Span, brief_age, brief_size, fitted, number, rate, spark
 
 __all__ = ("Column", "cells", "chosen", "head")
 
-# A temperature and a lag that are worth a colour.
+# The least temperature and lag that are coloured.
 _HOT_C, _LATE_NS = 85.0, 10e6
-# What the flexible column keeps of the room that is left, cells.
+# Cells of the free room that the flexible column keeps.
 _ROOM_FOR_PYTHON = 20
 _COLLECTIVES = ("last_age_ns", "op")
 
@@ -43,7 +43,7 @@ def head(columns: Sequence[tuple[Column, int]]) -> Line:
 
 
 def cells(columns: Sequence[tuple[Column, int]], row: Row) -> Line:
-    """Returns the line of a rank, the titles' width wide."""
+    """Returns the line of a rank, as wide as the line of titles."""
     spans = [Span(_mark(row), _row_style(row)), Span(" ")]
     for column, width in columns:
         text = fitted(column.show(row, width), width, right=column.right)
@@ -55,7 +55,7 @@ def cells(columns: Sequence[tuple[Column, int]], row: Row) -> Line:
 def chosen(width: int, rows: Iterable[Row], *, nodes: int) -> tuple[tuple[Column, int], ...]:
     """Returns the columns that fit ``width``, with their widths: the same ones while the same kinds of values exist.
 
-    ``nodes``: of how many nodes there are rows.
+    ``nodes``: number of nodes with rows.
     """
     missing = {name for column in _COLUMNS for name in column.needs}
     for row in rows:

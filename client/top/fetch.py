@@ -10,8 +10,8 @@ from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from probing.api.errors import ProbingError
-from probing.client.collectives.endings import ended_sql
 from probing.client.collectives.silence import Process, innermost
+from probing.client.diagnosis.endings import ended_sql
 from probing.client.diagnosis.findings import OPEN_COLUMNS, ROW_AGE, newest_sql
 from probing.client.render.rows import rows_of
 from probing.client.times import Bound, Interval
@@ -48,12 +48,12 @@ SELECT node, job, run, rank, local_rank, world_size, pid, start_ns, state, comma
 WHERE role = 'trainer' AND state <> 'exited' AND {{where}} ORDER BY job, run, rank, pid LIMIT {_MOST_RANKS}
 """
 _PROGRESS = f"""
-SELECT node, job, run, pid, start_ns, comm, comm_size, seq, calls, epoch_ns(last_call) AS call_ns,
-  epoch_ns(now()) AS now_ns
+SELECT node, job, run, rank, pid, start_ns, comm, comm_size AS size, comm_rank, seq, calls,
+  epoch_ns(last_call) AS call_ns, epoch_ns(now()) AS now_ns, epoch_ns(now()) - epoch_ns(attached) AS seen_ns
 FROM comm.progress WHERE ended IS NULL AND {{where}} ORDER BY last_call DESC LIMIT {_MOST_ROWS}
 """
 _INFLIGHT = f"""
-SELECT node, job, run, comm, comm_name, comm_rank, rank, pid, op, seq, age_ns FROM comm.inflight
+SELECT node, job, run, comm, comm_name, comm_size AS size, comm_rank, rank, pid, op, seq, age_ns FROM comm.inflight
 WHERE {{where}} ORDER BY age_ns DESC LIMIT {_MOST_ROWS}
 """
 # A step gets its row when it ends, so the last row of long steps may be old.

@@ -210,7 +210,7 @@ class Progress:
         keys = set()
         for row in rows:
             keys.add(_member(row))
-            if row["seq"] is not None and row["call_ns"] is not None and (row["comm_size"] or 2) > 1:
+            if row["seq"] is not None and row["call_ns"] is not None and (row["size"] or 2) > 1:
                 same.setdefault((row["job"], row["run"], row["comm"], row["seq"]), []).append(row)
         for (_, _, _, seq), members in same.items():
             if len(members) < 2:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from probing.client.collectives.endings import exits_of
+from probing.client.collectives.in_flight import in_flight
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process
 from probing.client.collectives.top_text import Frame
-from probing.client.diagnosis.findings import Verdicts, open_by_run
 from probing.client.render.rows import Row
 from probing.client.top.health import Absent, Fetched, NodeRows, merged
 from probing.client.top.history import CPU_FIELDS, HISTORIES, Devices, Progress, Series, cpu_of
@@ -72,7 +71,8 @@ class Model:
         paused = {
             rows.node: f"PAUSED on {rows.node}{rows.paused}: nothing newer is seen" for rows in here if rows.paused
         }
-        frame = Frame(ranks, runs, paused)
+        rows = (_all(here, name) for name in ("ranks", "inflight", "progress"))
+        frame = Frame(ranks, runs, in_flight(*rows), paused)
         return View(
             jobs_of(frame),
             tuple(sorted(fetched.absent, key=lambda absent: absent.address)),
@@ -90,8 +90,8 @@ class Model:
         inflight = sorted(_all(here, "inflight"), key=lambda row: row["age_ns"] or 0)
         return Seen(
             _all(known, "ranks"),
-            exits_of(sorted(_all(known, "ended"), key=lambda row: str(row["ts"]))),
-            _open(self._findings(known, at)),
+            _newest(self._findings(known, at)),
+            _all(known, "ended"),
             {**unknown, **self._progress.calls(progress)},
             {process_of(row): row for row in _all(here, "steps")},
             {process_of(row): row for row in inflight},
@@ -151,9 +151,9 @@ def _all(nodes: Iterable[NodeRows], name: str) -> list[Row]:
     return [row for rows in nodes for row in rows.rows.get(name, ())]
 
 
-def _open(findings: Iterable[Row]) -> Verdicts:
-    """Returns the findings that no node has closed since, by run."""
-    newest: dict[tuple[str, str, str], Row] = {}
-    for row in sorted(findings, key=lambda row: str(row["ts"])):
-        newest[row["finding_id"], row["job"], row["run"]] = row
-    return open_by_run(row for row in newest.values() if row["state"] == "open")
+def _newest(findings: Iterable[Row]) -> list[Row]:
+    """Returns the newest row of each finding: a node may have closed what is open on another one."""
+    newest = {
+        (row["finding_id"], row["job"], row["run"]): row for row in sorted(findings, key=lambda row: str(row["ts"]))
+    }
+    return list(newest.values())

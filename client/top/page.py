@@ -18,11 +18,11 @@ from probing.client.zone import now_text
 
 __all__ = ("Page", "body_lines", "main_page")
 
-# A screen lower than this has no pane of the selected rank.
+# Least lines of a screen with a pane of the selected rank.
 _LEAST_FOR_PANE = 14
 _MOST_ABSENT = 3
 _STALE_S = 3.0
-# A narrower screen does not say how it is sorted.
+# Least width of a screen that names its order.
 _WIDE_ENOUGH = 60
 _WORD_STYLES = {
     "STUCK": "alarm",
@@ -42,7 +42,7 @@ _FEW_KEYS = "q ? j/k Enter s r / e p"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``lines`` fill the screen; ``cursor``: the selected one, None for none; ``rows``: ranks in their order."""
+    """``lines`` fill the screen; ``cursor``: number of the selected line or None; ``rows``: ranks in their order."""
 
     lines: tuple[Line, ...]
     cursor: int | None = None
@@ -50,12 +50,12 @@ class Page:
 
 
 def body_lines(height: int) -> int:
-    """Returns how many lines there are for jobs and ranks, at least; what PageDown moves by."""
+    """Returns the least number of lines for jobs and ranks, which is what PageDown moves by."""
     return max(1, height - 10)
 
 
 def main_page(view: View, state: State, width: int, height: int, title: str, now: float) -> Page:
-    """Returns the main page. ``title`` names whom the screen asks; ``now`` is time.monotonic().
+    """Returns the main page. ``title`` names the nodes asked; ``now`` is time.monotonic().
 
     Keeps ``state`` on a row that exists, and its top line so that this row is seen.
     """

@@ -65,7 +65,7 @@ def _host(row: Row, width: int) -> Line:
     if row["threads"] is not None:
         spans.append(Span(f"threads {row['threads']}  "))
     if row["delay_pct"] is not None:
-        # Time in which it could run and had no CPU.
+        # The share of time in which it could run and had no CPU.
         spans.append(Span(f"run queue {number(row['delay_pct'], '%')}  ", "warn" if row["delay_pct"] >= 10 else ""))
     if row["step"] is not None:
         spans.append(Span(f"step {row['step']}  "))
@@ -79,7 +79,7 @@ def _gpu(gpu: Row, width: int) -> Line:
     total = gpu.get("total_bytes")
     memory = brief_size(gpu.get("gpu_used_bytes")) + (f"/{brief_size(total)}" if total else "")
     power = number(gpu.get("power_w")) + (f"/{number(gpu['power_limit_w'])}" if gpu.get("power_limit_w") else "")
-    # 80 cells must do for what is read most.
+    # What is read most must fit 80 cells.
     narrow = width < 120
     spans = [*_series(name, number(gpu.get("gpu_pct"), "%"), history["gpu_pct"], "gpu", bars, 100.0)]
     spans += _series("MEM", memory, history["gpu_used_bytes"], "mem", 0 if narrow else bars, total)
@@ -123,11 +123,11 @@ def _doing(row: Row) -> Line:
 def _series(
     title: str, value: str, history: Sequence[float | None], style: str, bars: int, most: float | None
 ) -> list[Span]:
-    """Returns a value with its history; nothing where it is not known."""
+    """Returns a value with its history; no spans where the value is not known."""
     if not value:
         return []
     spans = [Span(f"{title} ", "dim"), Span(f"{value:>5}", style)]
-    # Narrow screens have bars for what there is room for.
+    # A narrow screen has bars only as far as they fit.
     if bars:
         spans.append(Span(f" {spark(history, bars, most)}", style))
     return [*spans, Span("  ")]

@@ -93,7 +93,7 @@ def rank_page(
 ) -> tuple[tuple[Line, ...], int]:
     """Returns the lines of the page, and the first one that can be shown at ``scroll``.
 
-    ``row`` is None when the rank is gone, ``facts`` while they are asked for.
+    ``row`` is None for a rank that is gone, ``facts`` until their answer.
     """
     title = "the process has ended" if row is None else f"job {row['job']}  run {row['run']}"
     above: list[Line] = [(Span(fitted(f" rank page  {title}", width), "title"),)]

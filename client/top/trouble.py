@@ -62,7 +62,7 @@ def _job(run: Run, rows: Sequence[Row], frame: Frame) -> Job:
     live = [row for row in rows if row["ended"] is None]
     findings = standing["findings"]
     _blame(rows, findings)
-    lines = _lines([row for row in live if not row["away"]], standing, frame)
+    lines = _lines(run, [row for row in live if not row["away"]], frame)
     verdicts = sum(line.startswith("DIAGNOSIS") for line in lines)
     worlds = (row["world_size"] for row in live if row["world_size"] is not None)
     return Job(
@@ -78,8 +78,8 @@ def _job(run: Run, rows: Sequence[Row], frame: Frame) -> Job:
     )
 
 
-def _lines(live: Sequence[Row], standing: Row, frame: Frame) -> list[str]:
-    lines = news(live, standing, frame)
+def _lines(run: Run, live: Sequence[Row], frame: Frame) -> list[str]:
+    lines = news(run, live, frame)
     if all((row["world_size"] or 1) < 2 for row in live):
         # A job of one process has no collectives to miss.
         lines = [line.removeprefix(_NO_COLLECTIVE).removeprefix(", ") for line in lines]

@@ -38,6 +38,7 @@ from functools import partial
 from itertools import islice
 
 from probing.api.errors import ProbingError, ProcessGone, UsageError
+from probing.api.text import size
 from probing.daemon.confined import serving
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import READER
@@ -170,7 +171,7 @@ def _network(target: Target, _: Header) -> Message:
 def _memory(target: Target, request: Header) -> Message:
     ranges = [(int(address), int(length)) for address, length in request.get("ranges", ())]
     if len(ranges) > MAX_RANGES or sum(length for _, length in ranges) > MAX_MEMORY:
-        raise UsageError(f"memory takes {MAX_RANGES} ranges and {MAX_MEMORY >> 20} MiB at most")
+        raise UsageError(f"memory takes {MAX_RANGES} ranges and {size(MAX_MEMORY)} at most")
     parts = ProcessMemory(target.pid).read_many(ranges)
     return Message(
         {"lengths": [-1 if part is None else len(part) for part in parts]}, b"".join(p or b"" for p in parts)

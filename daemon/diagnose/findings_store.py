@@ -1,16 +1,23 @@
-"""What the watch reads and stores: the progress of jobs, and findings, by the collector and the query engine."""
+"""What the watch reads and stores: the progress of jobs, and findings, by the collector and the query engine.
+
+New findings start hooks, and all go to the other nodes of their jobs.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from probing.api.errors import InternalError
-from probing.api.text import sql_text
+from probing.api.errors import InternalError, PeerError
+from probing.api.text import escape, sql_text
 from probing.daemon.diagnose.gather.tables import Queries, query_rows
+from probing.daemon.diagnose.lifecycle import Event
+from probing.daemon.diagnose.problems import Problems
 
-__all__ = ("Collector", "FindingsStore")
+__all__ = ("FindingsStore", "Outbox")
 
 LIVE_S = 2.0
 QUERY_S = 3.0
@@ -22,7 +29,7 @@ QUALIFY row_number() OVER (PARTITION BY job, run, finding_id ORDER BY ts DESC) =
 ORDER BY (coalesce(found_by, {node}) = {node}) DESC, (state = 'open') DESC, ts DESC LIMIT 1024"""
 
 
-class Collector(Protocol):
+class _Collector(Protocol):
     """``service.collector_client.CollectorClient``."""
 
     def live(self, table: str, timeout: float) -> bytes: ...
@@ -33,7 +40,7 @@ class Collector(Protocol):
 class FindingsStore:
     """Implements ``watch.Store``."""
 
-    def __init__(self, collector: Collector, queries: Queries, node: str) -> None:
+    def __init__(self, collector: _Collector, queries: Queries, node: str) -> None:
         self._newest = _NEWEST.format(node=sql_text(node))
         self._collector = collector
         self._queries = queries
@@ -54,3 +61,71 @@ class FindingsStore:
 
     def record(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._collector.record_findings(rows, LIVE_S)
+
+
+# Rows that wait while the collector does not take them: of this node, and of others.
+MAX_ROWS, MAX_OF_OTHERS = 256, 64
+_log = logging.getLogger(__name__)
+_Row = Mapping[str, Any]
+
+
+class _Store(Protocol):
+    def record(self, rows: Sequence[_Row]) -> None: ...
+
+
+class Outbox:
+    """Counts rows that were ``stored`` and ``lost``. ``hook`` gets the rows of new findings, ``share`` gets all rows;
+    neither may wait."""
+
+    def __init__(
+        self,
+        node: str,
+        store: _Store,
+        hook: Callable[[_Row], None],
+        share: Callable[[_Row], None],
+        problems: Problems,
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._hook = hook
+        self._share = share
+        self._problems = problems
+        self._rows: deque[_Row] = deque()
+        self._of_others: deque[_Row] = deque()
+        self.stored = self.lost = 0
+
+    def put(self, events: Iterable[Event]) -> None:
+        """Queues rows that were found here. The hook comes first: should this node die now, it is not lost."""
+        for event in events:
+            row = {**event.row, "found_by": self._node}
+            self._queue(self._rows, row, MAX_ROWS)
+            if event.new:
+                _log.warning("%s: %s", row["verdict"], escape(row["sentence"]))
+                self._hook(row)
+            self._share(row)
+
+    def keep(self, row: _Row) -> None:
+        """Queues a row that another node found: to be stored only."""
+        self._queue(self._of_others, row, MAX_OF_OTHERS)
+
+    def flush(self) -> None:
+        """Stores the rows that wait, each in a message of its own, which is bounded."""
+        with self._problems.noted("storing findings"):
+            while rows := self._rows or self._of_others:
+                try:
+                    self._store.record([rows[0]])
+                except PeerError:
+                    # The collector is being replaced: the row waits.
+                    raise
+                except Exception:
+                    rows.popleft()
+                    self.lost += 1
+                    raise
+                rows.popleft()
+                self.stored += 1
+
+    def _queue(self, rows: deque[_Row], row: _Row, most: int) -> None:
+        if len(rows) == most:
+            rows.popleft()
+            self.lost += 1
+        rows.append(row)

@@ -268,4 +268,4 @@ def _shown(finding: Finding) -> object:
     """Returns what makes a new row if it differs: not the sentence, which counts the seconds."""
     death = finding.verdict.group == _DEATH
     culprits = tuple((c.rank, c.pid, c.activity, c.why if death else "") for c in finding.culprits)
-    return finding.severity, round(finding.confidence, 1), finding.victims, culprits
+    return finding.severity, round(finding.confidence, 2), finding.victims, culprits

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -22,9 +22,9 @@ from probing.api.errors import NotFound, ProbingError
 from probing.api.text import escape, plural, utc_second
 from probing.daemon.clock import until_next
 from probing.daemon.config import DiagnoseConfig
+from probing.daemon.diagnose.findings_store import Outbox
 from probing.daemon.diagnose.gate import JobNow, jobs_of
 from probing.daemon.diagnose.lifecycle import JobFindings, LookResult
-from probing.daemon.diagnose.outbox import Outbox
 from probing.daemon.diagnose.problems import Problems
 from probing.daemon.diagnose.schedule import Look, Schedule
 from probing.daemon.fairness import Turns
@@ -124,11 +124,12 @@ class Clocks:
 
 @dataclass(slots=True)
 class _Watched:
-    """``absent``: how many polls in a row lack the job. ``standing``: where its ranks stood when they were last looked
-    at in a stall; None: not known."""
+    """``since_ns``: when the watch first saw the run, UTC ns. ``absent``: how many polls in a row lack the job.
+    ``standing``: where its ranks stood when they were last looked at in a stall; None: not known."""
 
     schedule: Schedule
     findings: JobFindings
+    since_ns: int
     absent: int = 0
     standing: Hashable = None
 
@@ -331,7 +332,7 @@ class JobWatch:
     def _new(self, job: JobNow, now: float) -> _Watched:
         stall_s, review_s = self._config.stall_s, self._config.review_s
         schedule = Schedule(job, now, stall_s=stall_s, review_s=review_s, late=self._is_early(now))
-        return _Watched(schedule, self._findings_of(job.key))
+        return _Watched(schedule, self._findings_of(job.key), self._clocks.utc())
 
     def _findings_of(self, key: _Key) -> JobFindings:
         """Returns the findings of a job, with those of an earlier daemon."""
@@ -430,16 +431,15 @@ class JobWatch:
         """Emits what the rules find. Returns ``Diagnosis.ripens_ns``."""
         schedule = one.schedule
         schedule.known_to_advance(max((node.advanced_ns or 0 for node in facts.nodes), default=0) or None)
-        diagnosis = diagnose(facts, self._rules)
-        stalled = schedule.stalled and bool(schedule.job.living)
-        # A stored finding stands alone: it names the nodes that it lacks.
-        gaps = tuple(missing.text for missing in diagnosis.missing if missing.kind in ("node", "claim"))
-        findings = tuple(replace(one, missing=(*one.missing, *gaps)) for one in diagnosis.findings)
-        unread = any(missing.kind in ("history", "rule") for missing in diagnosis.missing)
-        silent = frozenset(missing.node for missing in diagnosis.missing if missing.kind == "node" and missing.node)
         job = schedule.job
+        runs = [other for other in self._watched.values() if other.schedule.job.job == job.job]
+        later = max((other.since_ns for other in runs if other.schedule.job.living), default=None)
+        diagnosis = diagnose(facts, self._rules, later_run_ns=later)
+        stalled = schedule.stalled and bool(job.living)
+        unread = any(missing.kind in ("history", "rule") for missing in diagnosis.missing)
         beside = self._cluster.is_beside(job.job, job.run, living=job.living > 0)
-        look = LookResult(findings, stalled, deep, self._clocks.utc(), unread, beside, silent)
+        silent = frozenset(missing.node for missing in diagnosis.missing if missing.kind == "node" and missing.node)
+        look = LookResult(diagnosis.findings, stalled, deep, self._clocks.utc(), unread, beside, silent)
         self._outbox.put(one.findings.follow(look))
         return diagnosis.ripens_ns
 

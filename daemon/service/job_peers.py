@@ -15,8 +15,15 @@ import grpc.aio
 from probing.api.errors import NotFound, PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.cluster import Membership
-from probing.daemon.diagnose.coordination.marks import LIVING, job_mark
-from probing.daemon.diagnose.coordination.peers import MAX_ADDRESSES, Holder, PeerFacts, Sight, plain_address
+from probing.daemon.diagnose.coordination.peers import (
+    LIVING,
+    MAX_ADDRESSES,
+    Holder,
+    PeerFacts,
+    Sight,
+    job_mark,
+    plain_address,
+)
 from probing.daemon.service.outgoing import PeerStubs
 
 __all__ = ("JobPeers",)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from probing.api.text import size
 from probing.daemon.config import Config
 from probing.daemon.supervisor.health import ANSWERS, ERROR_FD, MAX_LINE, RESTARTED
 from probing.daemon.supervisor.ports import PORTS_FD
@@ -251,8 +252,8 @@ class MemoryLimits:
         grown = [group for group, old, new in zip(self._groups, before, self._kills, strict=True) if new > old]
         if not grown:
             return ""
-        place, size = _limit(grown[0])
-        return f"the memory of cgroup {place} ended" + (f", {size >> 20} MiB" if size < _NO_LIMIT else "")
+        place, limit = _limit(grown[0])
+        return f"the memory of cgroup {place} ended" + (f", {size(limit)}" if limit < _NO_LIMIT else "")
 
     def _count(self) -> list[int]:
         return [

@@ -6,10 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from probing.diagnosis.activity.collective import find_collective, find_init, find_open
-from probing.diagnosis.activity.cuda import find_context_lock
 from probing.diagnosis.activity.data_loader import find_data_loader, find_worker
-from probing.diagnosis.activity.ended import find_ended, find_stopped, full_shm
 from probing.diagnosis.activity.kinds import ACTIVITIES
 from probing.diagnosis.activity.locks import find_gil, find_lock
 from probing.diagnosis.activity.processor import (
@@ -23,12 +20,19 @@ from probing.diagnosis.activity.processor import (
 from probing.diagnosis.activity.requests import find_requests, find_rpc
 from probing.diagnosis.activity.scene import Scene, Seen, letter
 from probing.diagnosis.activity.storage import find_checkpoint, find_disk_io, moves_data
-from probing.diagnosis.activity.waits_for_others import (
+from probing.diagnosis.activity.waiting import (
     find_child,
+    find_collective,
+    find_context_lock,
+    find_ended,
+    find_init,
     find_network,
+    find_open,
     find_pipe,
     find_sleep,
     find_stdin,
+    find_stopped,
+    full_shm,
 )
 from probing.diagnosis.facts import Facts, Frame, Rank
 from probing.diagnosis.words import clean

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from probing.diagnosis.activity.ended import full_shm
 from probing.diagnosis.activity.scene import Scene, Seen, innermost, is_library
+from probing.diagnosis.activity.waiting import full_shm
 from probing.diagnosis.facts import Helper
 from probing.diagnosis.words import exit_text, frame_text
 

@@ -15,8 +15,7 @@ from itertools import takewhile
 
 from probing.api.text import ranks_of
 from probing.diagnosis.facts import Facts, Missing, Progress, Rank
-from probing.diagnosis.flight_recorder.dump import DEFAULT, Group, RankDump, Record
-from probing.diagnosis.flight_recorder.one_moment import contradictions
+from probing.diagnosis.flight_recorder.dump import DEFAULT, Group, RankDump, Record, contradictions
 from probing.diagnosis.ladder import Diagnosis
 from probing.diagnosis.rules.deadlock import DEADLOCK
 from probing.diagnosis.rules.no_completion import NO_COMPLETION

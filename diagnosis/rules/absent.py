@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
-from probing.diagnosis.holdups import doubts, hold_ups, lowered, operation_text
-from probing.diagnosis.unseen import Unseen, unseen
+from probing.diagnosis.holdups import Unseen, doubts, hold_ups, lowered, operation_text, unseen
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.words import clean, exit_text, ranks_wait
 
@@ -23,7 +22,6 @@ DEAD = Verdict(
     "The process, alive under its pid.",
     ("Look at the end of that rank's log, and at the kernel's log of its node.", "Restart the job."),
     ("dead_rank",),
-    ("test_a_rank_that_is_gone_is_named",),
 )
 UNREACHABLE = Verdict(
     "rank_unreachable",
@@ -36,7 +34,6 @@ UNREACHABLE = Verdict(
     "An answer of the node with the rank in that operation.",
     ("Check whether the node is up and its daemon runs: `probingctl nodes`.", "Ask again with all nodes."),
     ("unreachable_node",),
-    ("test_ranks_on_a_node_that_does_not_answer_are_unreachable",),
 )
 VERDICTS = (DEAD, UNREACHABLE)
 

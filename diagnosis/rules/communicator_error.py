@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.clocks import apart_ns
+from probing.diagnosis.disagreements import vote
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.verdict import ERROR, NOTE, Culprit, Finding, Verdict
-from probing.diagnosis.votes import vote
 from probing.diagnosis.words import clean, ranks_wait, who
 
 __all__ = ("COMMUNICATOR_ERROR", "VERDICTS", "find")
@@ -30,11 +30,6 @@ COMMUNICATOR_ERROR = Verdict(
         "Look at the node's network and GPU: `probingctl rdma`, and `dmesg` for Xid lines.",
     ),
     situations=("communicator_error",),
-    tests=(
-        *("test_the_first_error_of_its_own_is_to_blame", "test_after_an_abort_the_rank_that_did_not_join_is_to_blame"),
-        "test_an_asynchronous_error_names_the_rank_that_had_it_first",
-        "test_an_abort_names_the_rank_that_did_not_join",
-    ),
 )
 VERDICTS = (COMMUNICATOR_ERROR,)
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from probing.api.text import listed, ranks_of, time_text
 from probing.diagnosis.case import Case
+from probing.diagnosis.disagreements import vote
 from probing.diagnosis.holdups import doubts, edge_text, longest_wait, lowered, operation_text, site
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
-from probing.diagnosis.votes import vote
 from probing.diagnosis.waits import FILE_LOCK, is_p2p
 from probing.diagnosis.words import ranks_wait
 
@@ -31,11 +31,6 @@ DEADLOCK = Verdict(
         "Compare the stacks of two ranks of the cycle: the order of their calls differs there.",
     ),
     ("branch",),
-    (
-        "test_two_groups_in_opposite_order_are_a_deadlock",
-        "test_a_ring_of_sends_is_a_deadlock",
-        "test_the_rank_that_keeps_a_file_lock_and_waits_for_those_that_want_it_is_named",
-    ),
 )
 VERDICTS = (DEADLOCK,)
 

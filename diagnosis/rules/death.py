@@ -36,11 +36,6 @@ RANK_DIED = Verdict(
         "Look for OOM kills and hardware errors of its node in the kernel's log.",
     ),
     situations=("dead_rank",),
-    tests=(
-        "test_a_killed_rank_and_those_that_wait_for_it",
-        "test_who_died_of_it",
-        "test_a_rank_that_exits_early_with_0",
-    ),
 )
 VERDICTS: tuple[Verdict, ...] = (RANK_DIED,)
 

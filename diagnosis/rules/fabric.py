@@ -28,7 +28,6 @@ FABRIC_FAULT = Verdict(
         "Leave the nodes of the clique out until its links are up again.",
     ),
     situations=("gpu_faults",),
-    tests=("test_a_clique_whose_own_links_are_clean_has_a_fault_at_the_switch",),
 )
 VERDICTS = (FABRIC_FAULT,)
 

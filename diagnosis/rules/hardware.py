@@ -26,7 +26,6 @@ GPU_FAULT = Verdict(
     _REFUTED,
     ("Look at the GPU: `probingctl gpu`, `nvidia-smi -q -i N`.",),
     situations=("gpu_faults", "slow_gpu_pair"),
-    tests=("test_a_gpu_that_fails_is_an_error_of_the_ranks_that_use_it", "test_classes_of_xids"),
 )
 GPU_THROTTLED = Verdict(
     "gpu_throttled",
@@ -39,7 +38,6 @@ GPU_THROTTLED = Verdict(
     _REFUTED,
     ("Compare the GPUs of the node: `probingctl gpu`.",),
     situations=("throttled_gpu",),
-    tests=("test_a_throttled_gpu_is_why_its_rank_is_slow",),
 )
 NETWORK_FAULT = Verdict(
     "network_fault",
@@ -52,7 +50,6 @@ NETWORK_FAULT = Verdict(
     _REFUTED,
     ("Look at the ports: `probingctl rdma`, `probingctl net`.",),
     situations=("network_faults", "flapping_link"),
-    tests=("test_a_port_with_errors_is_named_with_its_ranks",),
 )
 PACKET_LOSS = Verdict(
     "packet_loss",
@@ -65,7 +62,6 @@ PACKET_LOSS = Verdict(
     _REFUTED,
     ("Look at the ports at both ends, and at the switches between them: `probingctl net`.",),
     situations=("network_faults",),
-    tests=("test_a_path_that_loses_packets_is_named",),
 )
 STORAGE_FAULT = Verdict(
     "storage_fault",
@@ -78,7 +74,6 @@ STORAGE_FAULT = Verdict(
     _REFUTED,
     ("Look at the disks and file systems: `probingctl query 'FROM host.file_systems'`.",),
     situations=("host_faults", "blocked_storage"),
-    tests=("test_a_full_shared_memory_is_named",),
 )
 HOST_FAULT = Verdict(
     "host_fault",
@@ -91,7 +86,6 @@ HOST_FAULT = Verdict(
     _REFUTED,
     ("Look at the kernel's log: `probingctl query 'FROM process.kmsg'`.",),
     situations=("host_faults",),
-    tests=("test_what_the_kernel_reports_is_a_warning",),
 )
 VERDICTS = (GPU_FAULT, GPU_THROTTLED, NETWORK_FAULT, PACKET_LOSS, STORAGE_FAULT, HOST_FAULT)
 

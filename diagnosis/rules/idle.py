@@ -28,7 +28,6 @@ IDLE = Verdict(
     "A request that gets no answer.",
     ("Send a request, and look whether the server answers.",),
     ("idle_server",),
-    ("test_an_idle_server_is_a_note", "test_ranks_that_wait_for_the_one_that_receives_requests_are_idle"),
 )
 VERDICTS = (IDLE,)
 

@@ -31,7 +31,6 @@ INIT_STUCK = Verdict(
         "Look at what the named ranks do before they reach init_process_group.",
     ),
     ("nccl_timeout", "bad_ranks"),
-    ("test_the_rank_that_has_not_come_to_init_is_named", "test_a_world_that_is_not_whole_waits_in_init"),
 )
 VERDICTS = (INIT_STUCK,)
 

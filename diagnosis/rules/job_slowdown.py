@@ -3,18 +3,73 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from probing.api.text import ranks_of, share_text, time_text
 from probing.diagnosis.case import Case
-from probing.diagnosis.change_point import ChangePoint, change_point
 from probing.diagnosis.facts import Sample
 from probing.diagnosis.sample_difference import Difference, difference, growth, work_of
 from probing.diagnosis.verdict import ERROR, WARNING, Finding, Verdict
 from probing.diagnosis.words import frame_text
 
-__all__ = ("JOB_SLOWDOWN", "VERDICTS", "find")
+__all__ = ("VERDICTS", "change_point", "find")
+
+MIN_BEFORE = 20
+MIN_AFTER = 10
+RATIO = 1.3
+_MOST_VALUES = 1024
+# Standard deviation of a normal distribution, in median absolute deviations.
+_NORMAL = 1.4826
+_NEARLY_ALL = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangePoint:
+    """``index``: of the first value after the change. ``before`` and ``after``: the medians."""
+
+    index: int
+    before: float
+    after: float
+
+
+def change_point(values: Sequence[float], *, after: int = MIN_AFTER, ratio: float = RATIO) -> _ChangePoint | None:
+    """Returns where ``values`` became longer by ``ratio``, for at least ``after`` values up to the last one.
+
+    None: they did not, or a tenth of the earlier values were as long, or a tenth of the later ones as short.
+    """
+    series = np.asarray(values[-_MOST_VALUES:], np.float64)
+    if len(series) < MIN_BEFORE + after:
+        return None
+    # A cheap test for the usual case: nothing changed.
+    if np.median(series[-after:]) < ratio / 1.1 * np.quantile(series, min(0.1, MIN_BEFORE / 2 / len(series))):
+        return None
+    index = _split(series, MIN_BEFORE)
+    if index > len(series) - after:
+        return None
+    old, new = series[:index], series[index:]
+    before, now = float(np.median(old)), float(np.median(new))
+    if before <= 0 or now < ratio * before:
+        return None
+    deviation = _NORMAL * float(np.median(np.abs(old - before)))
+    least = max(before + 3 * deviation, before * (1 + (ratio - 1) / 2))
+    if (new > least).mean() < _NEARLY_ALL or (old < (before + now) / 2).mean() < _NEARLY_ALL:
+        return None
+    return _ChangePoint(index + max(0, len(values) - len(series)), before, now)
+
+
+def _split(series: npt.NDArray[np.float64], first: int) -> int:
+    """Returns the index, at least ``first``, that splits the series into the two most uniform parts."""
+    costs = [_cost(series[:index]) + _cost(series[index:]) for index in range(first, len(series))]
+    return first + int(np.argmin(costs))
+
+
+def _cost(part: npt.NDArray[np.float64]) -> float:
+    return float(np.abs(part - np.median(part)).sum())
+
 
 JOB_SLOWDOWN = Verdict(
     "job_slowdown",
@@ -27,7 +82,6 @@ JOB_SLOWDOWN = Verdict(
     "The next steps are as short as before, or the job went on to longer ones by itself: another sequence length, say.",
     ("Look at what all ranks share: storage, network, power and clocks of the nodes.",),
     situations=("job_slowdown",),
-    tests=("test_all_ranks_are_slower_and_what_they_do_more", "test_a_real_change_is_found_where_it_is"),
 )
 VERDICTS: tuple[Verdict, ...] = (JOB_SLOWDOWN,)
 
@@ -68,7 +122,7 @@ def find(case: Case) -> Iterator[Finding]:
     )
 
 
-def _lasts(case: Case, change: ChangePoint) -> bool:
+def _lasts(case: Case, change: _ChangePoint) -> bool:
     """Whether the slow steps have lasted for long enough, up to now."""
     history = case.facts.step_history
     newest = history[-1][0]
@@ -93,7 +147,7 @@ def _why(more: Difference | None) -> str:
 
 
 def _evidence(
-    case: Case, change: ChangePoint, since: int, more: Difference | None, recent: list[Sample], past: list[Sample]
+    case: Case, change: _ChangePoint, since: int, more: Difference | None, recent: list[Sample], past: list[Sample]
 ) -> Iterator[str]:
     lasts = time_text(case.facts.step_history[-1][0] - since)
     yield f"median step {time_text(change.after)} for {lasts}, {time_text(change.before)} before"

@@ -29,7 +29,6 @@ LINGERS = Verdict(
     "The end of the rank, or the end of what it waits for.",
     ("Look at its threads and children: `probingctl stacks --job J PID --native`.",),
     ("lingering_rank",),
-    ("test_a_rank_that_stays_is_a_note_and_later_a_warning", "test_what_a_rank_that_stays_waits_for_is_shown"),
 )
 VERDICTS = (LINGERS,)
 

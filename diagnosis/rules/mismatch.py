@@ -35,7 +35,6 @@ _MISMATCHES = {
             "Look for loops whose length depends on the rank's data or on time.",
         ),
         ("branch", "uneven_data"),
-        ("test_rank_0_alone_broadcasts", "test_one_batch_less_is_a_barrier_among_all_reduces"),
     ),
     "size": Verdict(
         "size_mismatch",
@@ -50,7 +49,6 @@ _MISMATCHES = {
             "Look for a last batch that is smaller, or for a model that differs.",
         ),
         ("branch",),
-        ("test_sizes_that_differ_name_the_smaller_part",),
     ),
     "dtype": Verdict(
         "dtype_mismatch",
@@ -62,7 +60,6 @@ _MISMATCHES = {
         _TWO_MEANINGS,
         ("Compare the precision that the ranks set (autocast, .half(), default dtype).",),
         ("branch",),
-        ("test_types_that_differ_name_the_smaller_part",),
     ),
     "root": Verdict(
         "root_mismatch",
@@ -74,7 +71,6 @@ _MISMATCHES = {
         _TWO_MEANINGS,
         ("Look for a src or dst that depends on the rank.",),
         ("branch",),
-        ("test_roots_that_differ_name_the_smaller_part",),
     ),
 }
 VERDICTS = tuple(_MISMATCHES[kind] for kind in KINDS)

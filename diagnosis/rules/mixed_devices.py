@@ -22,7 +22,6 @@ MIXED_DEVICES = Verdict(
     "The work of each rank suits its GPU.",
     ("Give the job nodes of one kind, or less work to the ranks with smaller GPUs.",),
     situations=("mixed_devices",),
-    tests=("test_gpus_of_two_models_are_a_note",),
 )
 VERDICTS = (MIXED_DEVICES,)
 

@@ -28,7 +28,6 @@ NO_COMPLETION = Verdict(
         "Take the native stacks of two ranks: `probingctl stacks --job J --native`.",
     ),
     ("none_completes", "communicator_error"),
-    ("test_all_joined_and_none_completes",),
 )
 VERDICTS = (NO_COMPLETION,)
 

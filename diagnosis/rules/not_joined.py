@@ -9,9 +9,8 @@ from probing.diagnosis.activity.requests import IDLE
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import HoldUp, destroyed_text, doubts, edge_text, hold_ups, lowered, operation_text, site
 from probing.diagnosis.rules.absent import ended
-from probing.diagnosis.stalls import last_seen_ns
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
-from probing.diagnosis.waits import FILE_LOCK, INIT, halted, main_thread
+from probing.diagnosis.waits import FILE_LOCK, INIT, halted, last_seen_ns, main_thread
 from probing.diagnosis.words import ranks_wait
 
 __all__ = ("VERDICTS", "find")
@@ -35,12 +34,6 @@ NOT_JOINED = Verdict(
     "The named rank's call of the operation, or an operation in which it waits for another rank.",
     ("Look at what the named rank does: `probingctl stacks --job J PID --native` has its whole stack.",),
     ("branch", "uneven_data", "blocked_rank", "busy_rank", "blocked_storage", "starved_loader", "nccl_timeout"),
-    (
-        "test_the_rank_that_has_not_joined_is_named",
-        "test_a_chain_of_groups_leads_to_the_rank_at_its_end",
-        "test_the_true_culprit_is_found_exactly",
-        "test_the_rank_that_keeps_a_file_lock_elsewhere_is_named",
-    ),
 )
 VERDICTS = (NOT_JOINED,)
 

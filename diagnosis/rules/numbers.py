@@ -29,7 +29,6 @@ BAD_VALUES = Verdict(
         "Look at the batch of the first rank, its learning rate, and its loss scale.",
     ),
     situations=("bad_numbers",),
-    tests=("test_a_loss_that_is_no_number_any_more", "test_the_rank_on_which_it_was_first_is_named", "test_a_jump"),
 )
 VERDICTS: tuple[Verdict, ...] = (BAD_VALUES,)
 

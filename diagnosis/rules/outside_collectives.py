@@ -9,13 +9,12 @@ from probing.api.text import ranks_of, time_text
 from probing.diagnosis.activity.requests import IDLE, RPC
 from probing.diagnosis.activity.scene import is_library, python_frames
 from probing.diagnosis.case import Case
+from probing.diagnosis.disagreements import vote
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.holdups import lowered, operation_text, site
 from probing.diagnosis.joins import Joins
-from probing.diagnosis.stalls import STUCK_PATIENCE
 from probing.diagnosis.verdict import ERROR, NOTE, Finding, Verdict
-from probing.diagnosis.votes import vote
-from probing.diagnosis.waits import halted, main_thread, wait_of
+from probing.diagnosis.waits import STUCK_PATIENCE, halted, main_thread, wait_of
 from probing.diagnosis.words import clean
 
 __all__ = ("VERDICTS", "find")
@@ -42,13 +41,6 @@ OUTSIDE = Verdict(
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
     ("Look at what the named ranks do: `probingctl stacks --job J PID --native` has their whole stacks.",),
     ("blocked_storage", "starved_loader", "blocked_rank"),
-    (
-        "test_ranks_that_block_outside_are_named",
-        "test_the_smaller_group_outside_is_named",
-        "test_the_rank_that_serves_a_request_is_named",
-        "test_what_all_ranks_do_together_is_a_note_for_a_minute",
-        "test_operations_in_flight_that_nobody_is_seen_to_wait_for_are_reported_after_twice_the_time",
-    ),
 )
 VERDICTS = (OUTSIDE,)
 

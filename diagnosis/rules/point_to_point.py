@@ -29,7 +29,6 @@ UNMATCHED = Verdict(
         "Check the order of sends, receives and collectives on both ranks.",
     ),
     ("branch",),
-    ("test_a_send_without_a_receive_names_the_sender",),
 )
 VERDICTS = (UNMATCHED,)
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
-from probing.diagnosis.disagreements import Disagreement
+from probing.diagnosis.disagreements import Disagreement, Pattern, pattern_of
 from probing.diagnosis.holdups import doubts, longest_wait, lowered, place_text, site
 from probing.diagnosis.rules.mismatch import about_of
 from probing.diagnosis.sequences import Sequence, Signature, signature
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
-from probing.diagnosis.votes import Pattern, pattern_of
 from probing.diagnosis.words import call_text, clean
 
 __all__ = ("VERDICTS", "find")
@@ -32,7 +31,6 @@ SHIFTED = Verdict(
         "Search the logs of that rank for a traceback or a warning at that time.",
     ),
     ("swallowed_exception",),
-    ("test_a_swallowed_exception_shifts_the_sequence",),
 )
 VERDICTS = (SHIFTED,)
 

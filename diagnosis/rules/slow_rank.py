@@ -28,12 +28,6 @@ SLOW_RANK = Verdict(
     "The lag moves to another rank in the next minute, or stays with the node when the ranks are exchanged.",
     ("Exchange the rank's node, or its data, with another rank's: see which one the lag follows.",),
     situations=("slow_rank", "uneven_work", "cpu_contention"),
-    tests=(
-        "test_the_one_slow_rank_is_named",
-        "test_a_rank_that_waits_for_the_slow_one_in_another_group_is_its_victim",
-        "test_more_of_the_same_code_is_uneven_work",
-        "test_a_neighbour_on_its_cpu_is_named",
-    ),
 )
 VERDICTS = (SLOW_RANK,)
 

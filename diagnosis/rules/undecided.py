@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from probing.api.text import ranks_of
 from probing.diagnosis.case import Case
-from probing.diagnosis.holdups import doubts
-from probing.diagnosis.stalls import STUCK_PATIENCE
-from probing.diagnosis.unseen import unseen
+from probing.diagnosis.holdups import doubts, unseen
 from probing.diagnosis.verdict import CANNOT_TELL, ERROR, Finding
+from probing.diagnosis.waits import STUCK_PATIENCE
 from probing.diagnosis.words import clean
 
 __all__ = ("VERDICTS", "find")

@@ -14,7 +14,7 @@ from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.user import USER_NAME
 from probing.api.tables.views import VIEWS
-from probing.api.text import sql_name
+from probing.api.text import sql_name, sql_table
 from probing.federation.sql.dialect import parse, table_name
 from probing.federation.sql.filters import looks_at_many_rows
 from probing.federation.sql.names import GLOBAL, LOCAL, USER_VIEWS
@@ -148,10 +148,9 @@ def _tagged(name: str, names: Collection[str], local: bool) -> View:
         "_local_rank": of_process("local_rank"),
         "_role": "CAST('' AS VARCHAR)",
     }
-    schema, _, table = name.partition(".")
     items = [f"t.{column} AS {column}" for column in map(sql_name, names)]
     items += [f"{sql} AS {tag}" for tag, sql in tags.items()]
-    source = f'"{schema}"."{table}" AS t'
+    source = f"{sql_table(name)} AS t"
     if any("p." in sql for sql in tags.values()):
         same = " AND ".join(f"t.{column} = p.{column}" for column in _SAME_PROCESS)
         source += f" LEFT JOIN process.processes AS p ON {same}"

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from probing.client.diagnosis.dumps import from_dumps
+from probing.client.diagnosis.asking import from_dumps
 
 _TRUTH = re.compile(r"^Fault ranks: \[([\d, ]*)\]", re.MULTILINE)
 

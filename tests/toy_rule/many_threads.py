@@ -19,7 +19,6 @@ MANY_THREADS = Verdict(
     "0.6; no finding without the condition of three ranks.",
     "The same number of threads on all ranks.",
     ("Set OMP_NUM_THREADS on that node as on the others.",),
-    tests=("test_a_toy_rule_is_one_file_and_one_line",),
 )
 VERDICTS = (MANY_THREADS,)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ("MAX_ADDRESSES", "Holder", "Holding", "PeerFacts", "Peers", "Sight", "plain_address")
+__all__ = ("LIVING", "MAX_ADDRESSES", "Holder", "Holding", "PeerFacts", "Peers", "Sight", "job_mark", "plain_address")
 
 MAX_ADDRESSES = 4096
 """The most addresses of a sight, of each kind."""
@@ -85,3 +86,14 @@ def plain_address(text: str | None) -> str:
         return ""
     address = getattr(address, "ipv4_mapped", None) or address
     return "" if address.is_loopback or address.is_unspecified or address.is_link_local else str(address)
+
+
+LIVING = 1
+"""The bit of a mark that says that a rank of the job lives on the node."""
+
+
+def job_mark(job: str, run: str, *, living: bool) -> int:
+    """Returns the mark of a run of a job: 64 bits of a hash, the lowest of them ``LIVING``."""
+    text = f"{job}\0{run}".encode(errors="replace")
+    number = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+    return number & ~LIVING | (LIVING if living else 0)

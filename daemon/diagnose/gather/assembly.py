@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from probing.daemon.diagnose.gather.bounds import fitted
 from probing.daemon.diagnose.gather.hardware import hardware_of
 from probing.daemon.diagnose.gather.history import History
-from probing.daemon.diagnose.gather.losses import Losses
-from probing.daemon.diagnose.gather.operations import Operations, communicators_of, operations_of
+from probing.daemon.diagnose.gather.operations import Losses, Operations, communicators_of, operations_of
 from probing.daemon.diagnose.gather.processes import JobProcess, Key, Ranked, ranked
 from probing.daemon.diagnose.gather.tables import Row, Rows
 from probing.daemon.diagnose.gather.witnesses import add_witnesses

@@ -19,11 +19,10 @@ from probing.daemon.diagnose.gather.conditions import (
 )
 from probing.daemon.diagnose.gather.history import History, histories
 from probing.daemon.diagnose.gather.processes import JobProcess, Key, known_processes, with_events
-from probing.daemon.diagnose.gather.readings import ReadingResult, Readings
+from probing.daemon.diagnose.gather.readings import ReadingResult, Readings, TimeOuts
 from probing.daemon.diagnose.gather.stacks import lines_of, threads_of_processes
 from probing.daemon.diagnose.gather.statements import DAY_NS, SECOND_NS, Window, events, failed_jobs, statements
 from probing.daemon.diagnose.gather.tables import Collector, Queries, Row, Rows, live_rows, query_rows, seconds_left
-from probing.daemon.diagnose.gather.time_outs import TimeOuts
 from probing.diagnosis.facts import Condition, Facts, Missing, NodeFacts, Thread
 
 __all__ = ("Gatherer",)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from probing.api.errors import PrivilegeError, TargetError, TargetTimeout, UnsupportedTarget
+from probing.api.text import size
 from probing.daemon.processes.namespaces import socket_in
 
 __all__ = (
@@ -113,7 +114,7 @@ class _Talk:
     def _rest(self) -> bytes:
         while self._receive():
             if len(self._read) > MAX_REPORT:
-                raise UnsupportedTarget(f"NCCL RAS reports more than {MAX_REPORT >> 20} MiB")
+                raise UnsupportedTarget(f"NCCL RAS reports more than {size(MAX_REPORT)}")
         return bytes(self._read)
 
     def _receive(self) -> int:

@@ -114,6 +114,24 @@ def test_a_death_is_a_finding_or_the_first_failure(
     assert "FAILED FIRST" not in out
 
 
+def test_the_first_failure_is_the_rank_that_the_daemon_found(ctl: Run, pair: tuple[FakeNode, FakeNode]) -> None:
+    now = time.time_ns()
+    who = {"node": "beta", "job": "j1", "run": "r1", "event": "exit", "role": "trainer"}
+    ends = [{**who, "pid": 1000 + r, "rank": r, "start_ns": r, "exit_code": 1, "ts": now + r} for r in (2, 3)]
+    pair[1].insert("process.events", ends)
+    assert [row["rank"] for row in json.loads(ctl("events", "-f", "json", "--all-nodes")[1]) if row["first"]] == [2]
+    # Its error in the log, which the daemon reads, shows that rank 2 ended for lack of rank 3.
+    closed = {"verdict": "rank_died", "ranks": "3", "state": "closed", "closed": now}
+    pair[1].insert("diagnosis.findings", [finding("beta", "d", 0, **closed)])
+    for words in (("events",), ("ps", "--ended")):
+        rows = json.loads(ctl(*words, "-f", "json", "--all-nodes")[1])
+        assert [row["rank"] for row in rows if row["first"]] == [3]
+    for words in (("top", "--once"), ("nccl",)):
+        out = ctl(*words, "--all-nodes")[1]
+        assert "FAILED FIRST: rank 3 " in out
+        assert "DIAGNOSIS" not in out
+
+
 def test_no_finding_no_line(ctl: Run, pair: tuple[FakeNode, FakeNode]) -> None:
     for words in (("ps",), ("top", "--once"), ("nccl",)):
         assert "DIAGNOSIS" not in ctl(*words, "--all-nodes")[1]

@@ -16,8 +16,7 @@ from service_helpers import Service
 from probing.api.errors import NotFound, PeerError, Unauthenticated
 from probing.client.cluster import Cluster
 from probing.daemon.cluster import Member, Membership
-from probing.daemon.diagnose.coordination.marks import job_mark
-from probing.daemon.diagnose.coordination.peers import Sight
+from probing.daemon.diagnose.coordination.peers import Sight, job_mark
 from probing.daemon.service.job_peers import JobPeers
 from probing.daemon.service.outgoing import Outgoing, PeerStubs
 from probing.diagnosis.facts_file import from_json

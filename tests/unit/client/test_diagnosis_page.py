@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from diagnosis_cases import NOW, elsewhere, facts, frame, history, in_collective, op, rank, thread
 
-from probing.client.diagnosis.outcome import as_object, exit_code, flat, settled, worst_first
-from probing.client.diagnosis.page import people
+from probing.client.diagnosis.asking import diagnosed
+from probing.client.diagnosis.page import as_object, exit_code, flat, people, worst_first
 from probing.client.render.table import cut_mark
 from probing.diagnosis.facts import Exit, Facts, Missing, Rank, Step
 from probing.diagnosis.ladder import Diagnosis
@@ -182,14 +182,13 @@ def test_a_note_leaves_a_job_healthy() -> None:
 
 def test_a_run_that_the_job_survived_is_a_note() -> None:
     died = [rank(n, exit=Exit(NOW - (9 - n) * 10**9, 1), state="exited") for n in (0, 1)]
-    first = Diagnosis(replace(facts(*died), run="0"), hung().findings[:1], ())
-    goes_on = replace(healthy(), facts=replace(healthy().facts, run="1", taken_ns=NOW))
-    assert (exit_code(settled([first])), exit_code(settled([first, goes_on]))) == (3, 0)
-    page = people(worst_first(settled([first, goes_on])), 200)
+    first = replace(facts(*died), run="0")
+    goes_on = replace(healthy().facts, run="1", taken_ns=NOW)
+    assert (exit_code(diagnosed([first])), exit_code(diagnosed([first, goes_on]))) == (3, 0)
+    page = people(diagnosed([first, goes_on]), 200)
     assert ", and was started again" in page
-    assert f"note: {SENTENCE}" in page
-    other = replace(goes_on, facts=replace(goes_on.facts, job="another"))
-    assert exit_code(settled([first, other])) == 3
+    assert "note: rank 0 (node a, pid 4000) exited with code 1" in page
+    assert exit_code(diagnosed([first, replace(goes_on, job="another")])) == 3
 
 
 def test_the_newest_of_the_failed_runs_of_a_job_comes_first() -> None:

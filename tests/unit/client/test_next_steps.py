@@ -16,7 +16,7 @@ from probing.client.main import main
 from probing.diagnosis.activity.kinds import ACTIVITIES
 from probing.diagnosis.facts import Exit
 from probing.diagnosis.ladder import RULES, diagnose
-from probing.diagnosis.next_steps import filled_in
+from probing.diagnosis.supplements import filled_in
 from probing.diagnosis.verdict import CANNOT_TELL, Culprit
 
 _COMMANDS = re.compile("`(probingctl [^`]*)`")

@@ -12,11 +12,10 @@ import pytest
 from diagnosis_cases import NOW, ago, elsewhere, facts, history, in_collective, op, rank
 
 from probing.api.errors import QueryTimeout
-from probing.client.diagnosis.outcome import exit_code
-from probing.client.diagnosis.page import people
-from probing.client.diagnosis.stored_findings import with_stored_findings
+from probing.client.diagnosis.asking import with_stored_findings
+from probing.client.diagnosis.page import exit_code, people
 from probing.diagnosis.facts import Condition, Exit, Facts, Missing, Rank
-from probing.diagnosis.ladder import Diagnosis, diagnose
+from probing.diagnosis.ladder import Diagnosis, diagnose, diagnose_runs
 
 MOVES = Condition(state="R", interval_ns=10**9, cpu_ns=5 * 10**8, switches=20)
 
@@ -215,7 +214,7 @@ def test_the_hang_of_a_run_that_was_started_again_is_a_note() -> None:
     new = replace(facts(*(rank(r, *history(6, ago=0.1), started_ns=ago(3)) for r in range(3))), run="next")
     found = with_stored_findings(
         Node(row(state="closed", closed=moment(ago(4)))),  # type: ignore[arg-type]
-        [diagnose(new), diagnose(old)],
+        diagnose_runs([new, old]),
     )
     assert [finding.severity for one in found for finding in one.findings] == ["note"]
     assert exit_code(found) == 0

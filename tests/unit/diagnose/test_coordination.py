@@ -16,8 +16,7 @@ from waiting import until
 from probing.api.errors import NotFound, PeerError
 from probing.daemon.diagnose.coordination.coordinator import MAX_TRIES, Coordinator
 from probing.daemon.diagnose.coordination.job_facts import MAX_DEEP, JobFacts
-from probing.daemon.diagnose.coordination.marks import LIVING, job_mark
-from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFacts, Sight
+from probing.daemon.diagnose.coordination.peers import LIVING, Holder, Holding, PeerFacts, Sight, job_mark
 from probing.daemon.diagnose.coordination.proofs import Proofs
 from probing.diagnosis.facts import Facts, Rank
 from probing.diagnosis.facts_file import to_json
@@ -204,9 +203,11 @@ def test_a_node_without_proof_is_not_asked_and_is_named() -> None:
         claims = [one for one in found.missing if one.kind == "claim"]
         assert claims[0].node == "-"
         assert len(claims) < 10
-        # It changes nothing of what is found.
+        # It changes nothing of what is found, which names them.
         nodes.claiming = []
-        assert diagnose(found).findings == diagnose(gathered(nodes)).findings
+        named = tuple(gap.text for gap in claims)
+        alone = [replace(one, missing=(*one.missing, *named)) for one in diagnose(gathered(nodes)).findings]
+        assert list(diagnose(found).findings) == alone
 
 
 def test_a_job_of_one_node_asks_nobody() -> None:

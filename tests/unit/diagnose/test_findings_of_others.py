@@ -10,8 +10,8 @@ from watch_support import SECOND, Job, Scene, finding
 
 from probing.api.errors import PeerError
 from probing.daemon.diagnose.finding_row import finding_row
+from probing.daemon.diagnose.findings_store import MAX_OF_OTHERS, MAX_ROWS, Outbox
 from probing.daemon.diagnose.lifecycle import Event
-from probing.daemon.diagnose.outbox import MAX_OF_OTHERS, MAX_ROWS, Outbox
 from probing.daemon.diagnose.problems import Problems
 
 TRUE = finding("not_joined", 1)

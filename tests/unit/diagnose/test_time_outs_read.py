@@ -10,7 +10,7 @@ import pytest
 
 from probing.api.errors import TargetTimeout
 from probing.daemon.diagnose.gather.processes import Key
-from probing.daemon.diagnose.gather.time_outs import TimeOuts
+from probing.daemon.diagnose.gather.readings import TimeOuts
 from probing.diagnosis.facts import TimeOut
 
 S = 10**9

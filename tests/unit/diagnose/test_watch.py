@@ -16,8 +16,7 @@ from watch_support import MAIN, SECOND, START, Job, Scene, T, finding
 
 from probing.api.errors import NotFound, PeerError, QueryTimeout, UsageError
 from probing.daemon.diagnose.gate import JobNow
-from probing.daemon.diagnose.reviews import Reviews
-from probing.daemon.diagnose.schedule import Look, Schedule
+from probing.daemon.diagnose.schedule import Look, Reviews, Schedule
 from probing.diagnosis.facts import Missing
 from probing.diagnosis.rules.idle import IDLE
 from probing.diagnosis.verdict import NOTE, WARNING, Culprit, Finding, StackOf
@@ -285,12 +284,14 @@ def test_an_idle_server_that_cannot_be_read_is_no_culprit() -> None:
     assert [row["verdict"] for row in scene.rows] == ["not_joined"]
 
 
-def test_a_change_is_stored_once_in_ten_seconds() -> None:
+# A percent is what `diagnose` prints.
+@pytest.mark.parametrize("before", [0.5, 0.89])
+def test_a_change_is_stored_once_in_ten_seconds(before: float) -> None:
     def finds(now: float, _: bool) -> list[Finding]:
-        return [finding("not_joined", 1, confidence=0.5 if now < 42 else 0.9)] if now > 30 else []
+        return [finding("not_joined", 1, confidence=before if now < 42 else 0.9)] if now > 30 else []
 
     scene = Scene(Job(begins=10, stops=30, finds=finds)).run(100)
-    assert [row["confidence"] for row in scene.rows] == [0.5, 0.9]
+    assert [row["confidence"] for row in scene.rows] == [before, 0.9]
     assert len({row["opened"] for row in scene.rows}) == 1
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from diagnosis_cases import ago, elsewhere, facts, history, in_collective, op, rank
 
-from probing.diagnosis.advice import ACTIONS
 from probing.diagnosis.facts import Condition, Exit, Facts, Missing, Rank
 from probing.diagnosis.ladder import diagnose
+from probing.diagnosis.supplements import ACTIONS
 from probing.diagnosis.verdict import Advice
 
 STILL: dict[str, Any] = {"state": "S", "interval_ns": 10**9, "cpu_ns": 0, "switches": 0, "asleep_since_ns": ago(39)}

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from long import examples
 
 from probing.diagnosis.case import Case
-from probing.diagnosis.change_point import change_point
 from probing.diagnosis.facts import Facts, Frame, Sample
-from probing.diagnosis.rules.job_slowdown import find
+from probing.diagnosis.rules.job_slowdown import change_point, find
 from probing.diagnosis.sample_difference import growth
 from probing.diagnosis.verdict import WARNING, Finding, Verdict
 

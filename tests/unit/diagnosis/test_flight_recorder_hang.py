@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.api.errors import NotFound, ProbingError
-from probing.client.diagnosis.dumps import from_dumps
+from probing.client.diagnosis.asking import from_dumps
 from probing.diagnosis.flight_recorder.dump import read_dump
 from probing.diagnosis.ladder import Diagnosis
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from diagnosis_cases import ago, elsewhere, facts, in_collective, rank
 
 from probing.diagnosis.case import Case
-from probing.diagnosis.facts import Facts
+from probing.diagnosis.facts import Facts, Missing
 from probing.diagnosis.ladder import diagnose
 from probing.diagnosis.verdict import ERROR, WARNING, Finding, Verdict
 
@@ -40,6 +41,16 @@ def test_a_rule_that_fails_is_named_and_the_others_answer() -> None:
     found = diagnose(FACTS, (_Fails("bad", ERROR), _Gives("good", WARNING)))
     assert [f.verdict.id for f in found.findings] == ["good"]
     assert [m.text for m in found.missing] == ["rule bad failed: ZeroDivisionError"]
+
+
+def test_while_a_node_does_not_answer_findings_are_less_sure_and_name_it() -> None:
+    rules = (_Gives("a", ERROR, 0.95), _Gives("b", ERROR, 0.5))
+    silent = Missing("node", "node n9 did not answer: it is down", node="n9")
+    found = diagnose(replace(FACTS, missing=(silent, Missing("stacks", "none"))), rules)
+    assert [(f.verdict.id, f.confidence, f.missing) for f in found.findings] == [
+        ("a", 0.8, (silent.text,)),
+        ("b", 0.5, (silent.text,)),
+    ]
 
 
 @pytest.mark.parametrize(("wait", "elsewhere_since", "ripens"), [(4, 9, 6), (13, 9, 1), (13, 11, None)])

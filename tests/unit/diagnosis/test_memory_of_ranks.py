@@ -14,9 +14,8 @@ from long import examples
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Condition, Exit, Facts, Rank, Series
-from probing.diagnosis.growth import growths
 from probing.diagnosis.rules import memory
-from probing.diagnosis.rules.memory import find
+from probing.diagnosis.rules.memory import find, growths
 from probing.diagnosis.verdict import Finding
 
 MB, GB = 1 << 20, 1 << 30
