@@ -136,7 +136,7 @@ class _Asked:
     key: _Key
     reader: Process
     again: bool
-    progress: Progress
+    progress: _Progress
     look: float
     last: float
 
@@ -184,7 +184,7 @@ class _Round:
             look, last = now + self._look_s, self._deadline
             if not self._patient:
                 look, last = self._deadline, self._deadline + _EXTRA * max(0.0, self._deadline - now)
-            asked = _Asked(key, reader, again, Progress(reader.pid), look, last)
+            asked = _Asked(key, reader, again, _Progress(reader.pid), look, last)
             self._busy[reader.channel.fileno()] = asked
             try:
                 reader.channel.send({"op": self._op, "pid": key[0], "start_ns": key[1], **self._asks[key]()})
@@ -239,7 +239,7 @@ class _Round:
         return self._busy.pop(fd)
 
 
-class Progress:
+class _Progress:
     """Watches ``pid``, one of our readers, while it answers."""
 
     def __init__(self, pid: int) -> None:

@@ -32,7 +32,7 @@ Entry = dict[str, Any]
 BACKEND = "cuda"
 
 
-class ProcessReadings:
+class _ProcessReadings:
     """Keeps, for each device, up to when samples of utilization were read, and which lists were empty."""
 
     def __init__(self, calls: Calls) -> None:
@@ -152,7 +152,7 @@ class Snapshots:
             "cuda_version": _version(self._calls.ask("nvmlSystemGetCudaDriverVersion_v2")),
         }
         devices, self._lost = find_devices(self._calls)
-        self._readings, self._processes = Readings(self._calls), ProcessReadings(self._calls)
+        self._readings, self._processes = Readings(self._calls), _ProcessReadings(self._calls)
         self._topology = Topology(self._calls, devices, self._sysfs)
         self._events = EventThread(self._waits, devices)
         self._events.start()
