@@ -1,4 +1,7 @@
-"""The parts of an answer that the engine yields beside rows, and how they are read from a worker's messages."""
+"""What the gate returns for a statement, and the parts of an answer that the engine yields beside rows.
+
+Apart from the gate, so that the service does without its parser.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,29 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from probing.api.errors import InternalError, ProbingError
+from probing.api.tables import Table
 from probing.daemon.ipc import error_of
-from probing.daemon.query.checked import Checked
+from probing.daemon.store.needs import Need
 
-__all__ = ("End", "Item", "QueryProgress", "StatementEnd", "end_of", "statement_end")
+__all__ = ("Checked", "End", "Item", "QueryProgress", "StatementEnd", "end_of", "statement_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """``sql``: the text for DuckDB. ``needs``: by name of each table in it, the rows that it can need. ``users``: the
+    tables of users' probes among them. ``warnings``: for the caller. ``columns``: names, in lower case, of which each
+    column that the statement uses is one; None: it uses whole rows."""
+
+    sql: str
+    needs: dict[str, Need]
+    users: dict[str, Table] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    columns: frozenset[str] | None = None
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the tables, sorted."""
+        return tuple(sorted(self.needs))
 
 
 class QueryProgress(NamedTuple):

@@ -1,11 +1,19 @@
-"""Identifies the caller of a request: a local user, or an address."""
+"""Identifies the caller of a request, a local user or an address, and waits on behalf of one that may go away."""
 
 from __future__ import annotations
 
+import select
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ("NOBODY", "Caller", "Scope")
+from probing.api.errors import QueryError
+
+__all__ = ("GLANCE_S", "NOBODY", "Caller", "Scope", "stop_if", "wait_readable")
+
+# Time until a caller that went away is noticed, s.
+GLANCE_S = 0.05
 
 
 class Scope(Enum):
@@ -56,3 +64,23 @@ class Caller:
 
 
 NOBODY = Caller("", "")
+
+
+def stop_if(cancelled: Callable[[], bool]) -> None:
+    """Raises QueryError if the caller went away."""
+    if cancelled():
+        raise QueryError("the query was cancelled: nobody waits for its answer")
+
+
+def wait_readable(fd: int, deadline: float, cancelled: Callable[[], bool]) -> bool:
+    """Returns whether ``fd`` became readable, or its other end hung up, before ``deadline`` on time.monotonic().
+
+    Raises QueryError if the caller went away.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while not poll.poll(GLANCE_S * 1000):
+        stop_if(cancelled)
+        if time.monotonic() >= deadline:
+            return False
+    return True

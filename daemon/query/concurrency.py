@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from probing.api.errors import QueryTimeout
-from probing.daemon.query.caller import NOBODY, Caller
-from probing.daemon.query.cancellation import GLANCE_S, stop_if
+from probing.daemon.query.caller import GLANCE_S, NOBODY, Caller, stop_if
 
 __all__ = ("QuerySlot", "QuerySlots")
 

@@ -20,10 +20,8 @@ from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
 from probing.api.wire import MAX_STATEMENTS
 from probing.daemon.ipc import error_of
-from probing.daemon.query.answer import End, Item, QueryProgress, StatementEnd, end_of, statement_end
-from probing.daemon.query.caller import NOBODY, Caller
-from probing.daemon.query.cancellation import stop_if
-from probing.daemon.query.checked import Checked
+from probing.daemon.query.answer import Checked, End, Item, QueryProgress, StatementEnd, end_of, statement_end
+from probing.daemon.query.caller import NOBODY, Caller, stop_if
 from probing.daemon.query.concurrency import QuerySlots
 from probing.daemon.query.gatekeeper import Gatekeeper
 from probing.daemon.query.pool import WorkerPool

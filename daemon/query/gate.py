@@ -32,8 +32,8 @@ from probing.api.tables.schema import View
 from probing.api.tables.user import SCHEMA as USER
 from probing.api.tables.views import VIEWS
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES
+from probing.daemon.query.answer import Checked
 from probing.daemon.query.bounds import check_sizes
-from probing.daemon.query.checked import Checked
 from probing.daemon.query.pruning import needs_of
 from probing.federation.sql.dialect import evaluates_code, needs_helper
 from probing.federation.sql.filters import names_whole_rows

@@ -11,8 +11,8 @@ from probing.api.tables import Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
 from probing.daemon.ipc import error_of
+from probing.daemon.query.answer import Checked
 from probing.daemon.query.caller import Caller
-from probing.daemon.query.checked import Checked
 from probing.daemon.query.concurrency import QuerySlots
 from probing.daemon.query.pool import WorkerPool
 from probing.daemon.store.needs import Need

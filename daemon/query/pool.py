@@ -13,7 +13,7 @@ from functools import partial
 from probing.api.errors import InternalError, QueryError, QueryRejected, QueryTimeout, TargetTimeout
 from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
 from probing.daemon.pool import Policy, Pool, Process
-from probing.daemon.query.cancellation import stop_if, wait_readable
+from probing.daemon.query.caller import stop_if, wait_readable
 
 __all__ = ("GATE", "QUERY", "WorkerPool")
 

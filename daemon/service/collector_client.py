@@ -13,7 +13,7 @@ from probing.api.errors import FormatError, InternalError, PeerError, ProbingErr
 from probing.api.tables import Table
 from probing.api.tables.user import user_table_from
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect, error_of
-from probing.daemon.query.cancellation import wait_readable
+from probing.daemon.query.caller import wait_readable
 from probing.daemon.query.snapshot import QueryFile, QuerySnapshot
 from probing.daemon.stack_wire import ProcessStacks, split_stacks
 from probing.daemon.store.needs import Need

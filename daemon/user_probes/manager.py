@@ -23,10 +23,9 @@ from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Identity, Loss, Processes, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.user_probes.compiler import load
-from probing.daemon.user_probes.rows import rows_of
 from probing.daemon.user_probes.running import Counts, Running
 from probing.daemon.user_probes.spec import read_spec, spec_names, stamp_of
-from probing.daemon.user_probes.tables import UserTables
+from probing.daemon.user_probes.tables import UserTables, rows_of
 from probing.daemon.user_probes.targets import Targets
 from probing.daemon.worker import Worker
 

@@ -1,4 +1,5 @@
-"""Registers all tables: the built-in ones, and those of users' probes of now and before, which a file keeps."""
+"""Registers all tables: the built-in ones, and those of users' probes of now and before, which a file keeps. Makes rows
+of a user's table from the events of its probe."""
 
 from __future__ import annotations
 
@@ -10,12 +11,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from probing.api.errors import ConfigError, FormatError, StoreError
 from probing.api.tables import TABLES, Table
 from probing.api.tables.user import MAX_COLUMNS, user_table, user_table_from, user_table_to
+from probing.daemon import columns
+from probing.daemon.clock import ClockPair
+from probing.daemon.processes.procfs import clean_text
+from probing.daemon.source import Processes
 from probing.daemon.user_probes.spec import Spec
 
-__all__ = ("UserTables",)
+__all__ = ("UserTables", "rows_of")
 
 MAX_TABLES = 256
 MAX_FILE_BYTES = 16 << 20
@@ -113,3 +122,27 @@ def _merged(older: Table, wanted: Table) -> Table:
         hint = "give the probe another name, and so a table of its own"
         raise ConfigError(f"{wanted.name} would have {len(columns)} columns, with those of before", hint=hint)
     return user_table(new["name"], wanted.doc, columns)
+
+
+def rows_of(
+    spec: Spec, table: Table, records: npt.NDArray[Any], pair: ClockPair, node: str, processes: Processes
+) -> pa.RecordBatch:
+    """Returns events (``c_text.record_dtype``) as a batch of ``table``, which may have more columns than the probe.
+
+    The identity of each process is looked up once; an unknown process has no job, run and rank.
+    """
+    pids, starts = records["probing_tgid"], records["probing_start_ns"]
+    who, which = columns.identities(processes, pids, starts)
+    made = columns.identity_columns(node, who, which, pids, starts)
+    made["ts"] = columns.times(records["probing_time_ns"].astype(np.int64) + pair.mono_to_utc_ns)
+    made["tid"] = columns.numbers(records["probing_tid"].astype(np.int32))
+    for column in spec.fields:
+        values = records[column.name]
+        made[column.name] = _clean_texts(values) if column.type == "text" else columns.numbers(values)
+    made |= {field.name: pa.nulls(len(records), field.type) for field in table.physical if field.name not in made}
+    return columns.batch(table.physical, made)
+
+
+def _clean_texts(values: npt.NDArray[Any]) -> pa.Array[Any]:
+    distinct, which = np.unique(values, return_inverse=True)
+    return columns.texts([clean_text(bytes(text).split(b"\0", 1)[0]) or None for text in distinct], which)

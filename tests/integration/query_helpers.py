@@ -23,7 +23,7 @@ from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import connect
 from probing.daemon.query.answer import End, StatementEnd
-from probing.daemon.query.cancellation import stop_if
+from probing.daemon.query.caller import stop_if
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import GATE, WorkerPool
 from probing.daemon.query.snapshot import QueryFile, QuerySnapshot

@@ -8,7 +8,6 @@ from probing.daemon.bpf.interfaces import Map
 
 __all__ = ("Maps", "drop_process", "processes_in")
 
-
 Maps = Mapping[str, Map]
 
 

@@ -20,9 +20,8 @@ from probing.daemon.clock import ClockPair
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.source import Identity
 from probing.daemon.user_probes.c_text import record_dtype
-from probing.daemon.user_probes.rows import rows_of
 from probing.daemon.user_probes.spec import Attach, Field, Spec
-from probing.daemon.user_probes.tables import MAX_TABLES, UserTables
+from probing.daemon.user_probes.tables import MAX_TABLES, UserTables, rows_of
 
 PLACE = Attach("uprobe", "f", "libc.so.6", "read")
 
