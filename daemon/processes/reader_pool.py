@@ -1,7 +1,8 @@
 """Requests to reader processes, with a deadline each. A target whose read did not end is not read for a while.
 
 Many processes are read at once from a single thread, as long as a reader is free, so that one that fails or is slow
-delays no other: a thread for each process would wait longer for its turn than the readers read.
+delays no other: a thread for each process would wait longer for its turn than the readers read. ``ask_each`` is for
+processes that take several requests each; it needs threads.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from probing.api.errors import CorruptTarget, ProbingError, TargetTimeout
 from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
@@ -21,7 +24,7 @@ from probing.daemon.pool import TRANSFER_S, Policy, Pool, Process
 from probing.daemon.processes.procfs import parse_stat
 from probing.daemon.processes.quarantine import Quarantine, Quarantines
 
-__all__ = ("ReaderPool",)
+__all__ = ("GRACE_S", "PATIENCE_S", "Failure", "ReaderPool", "ask_each", "seconds_left")
 
 QUARANTINE_S = 30.0
 # The first one of a target whose caller has a ``patience``, since it may only have been swapped out, and of one whose
@@ -32,7 +35,15 @@ _LOOK_S = 0.1
 # A reader that runs, or waits for a CPU, has so much more of the time: a new one would take longer to start.
 _EXTRA = 2
 _MAX_STAT = 4096
+# The transfer of a reader's answer may take so long, beyond the time that it spends on a process.
+_MARGIN_S = 0.05
+# A reader takes about a millisecond for a process; one that is blocked for longer than this must not delay the others.
+PATIENCE_S = 0.04
+# A reader keeps the deadline itself. One that is stuck is given up this much later, and its target is left alone.
+GRACE_S = 1.0
+_HINT = "ask for fewer processes, or wait longer"
 _Key = tuple[int, int]
+_Row = TypeVar("_Row")
 _Ask = Callable[[], dict[str, Any]]
 
 
@@ -268,3 +279,48 @@ class _Progress:
     def _switches(self) -> int:
         # How often it was scheduled: finer than its CPU time, which counts in ticks.
         return int(self._path.with_name("schedstat").read_text().split()[2])
+
+
+class Failure(NamedTuple):
+    """A process that could not be read, and why."""
+
+    pid: int
+    start_ns: int
+    error: ProbingError
+
+
+def ask_each(
+    pool: Executor, targets: Iterable[_Key], ask: Callable[[int, int], list[_Row]], deadline: float, what: str
+) -> tuple[list[_Row], list[Failure]]:
+    """Calls ``ask(pid, start_ns)`` in the threads of ``pool``; returns the rows of all, and the targets that failed.
+
+    ``deadline`` is on time.monotonic(); ``what`` names the rows in the message of a timeout.
+    """
+    asked = [(t, pool.submit(ask, *t)) for t in dict.fromkeys(targets)]
+    rows: list[_Row] = []
+    failures: list[Failure] = []
+    for target, future in asked:
+        outcome = _outcome(target, future, deadline, what)
+        if isinstance(outcome, Failure):
+            failures.append(outcome)
+        else:
+            rows += outcome
+    return rows, failures
+
+
+def seconds_left(deadline: float, what: str = "the process") -> float:
+    """Seconds until ``deadline`` (time.monotonic()). Raises TargetTimeout when there are none."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TargetTimeout(f"there was no time left for {what}", hint=_HINT)
+    return seconds
+
+
+def _outcome(target: _Key, future: Future[list[_Row]], deadline: float, what: str) -> list[_Row] | Failure:
+    try:
+        return future.result(max(0.0, deadline + _MARGIN_S - time.monotonic()))
+    except ProbingError as e:
+        return Failure(*target, e)
+    except FutureTimeout:
+        future.cancel()
+        return Failure(*target, TargetTimeout(f"the {what} could not be read in time", hint=_HINT))

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from probing.api.errors import NotFound, ProbingError
 from probing.daemon.arrow import batch_of
-from probing.daemon.processes.ask_many import Failure
 from probing.daemon.processes.liveness import process_now
+from probing.daemon.processes.reader_pool import Failure
 from probing.daemon.source import Identity, ProcessKey
 from probing.daemon.stack_wire import NamedVariable, ProcessStacks, Thread
 

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from probing.api.errors import InternalError, ProbingError
-from probing.daemon.processes.ask_many import GRACE_S
-from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool
 from probing.daemon.source import Identity
 
 __all__ = ("ConditionAnswers",)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
-from probing.daemon.processes.ask_many import GRACE_S, seconds_left
+from probing.daemon.processes.reader_pool import GRACE_S, seconds_left
 from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.python_stack.native.payload import Captured, CodeMapping
 from probing.daemon.python_stack.walk.locate import RuntimeInfo

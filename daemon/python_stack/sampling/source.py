@@ -14,7 +14,7 @@ from probing.api.errors import CorruptTarget, InternalError, ProbingError, Targe
 from probing.daemon.clock import ClockPair
 from probing.daemon.config import Config
 from probing.daemon.context import Context
-from probing.daemon.processes.ask_many import GRACE_S
+from probing.daemon.processes.reader_pool import GRACE_S
 from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.sampling.codes import MAX_WANTED, CodeKey, WantedCode, unpack_codes
 from probing.daemon.python_stack.sampling.decoder import Decoder

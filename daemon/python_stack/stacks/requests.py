@@ -12,10 +12,10 @@ from typing import Any
 
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetError, UnsupportedTarget
 from probing.daemon.ipc import Message
-from probing.daemon.processes.ask_many import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
 from probing.daemon.processes.memory import Range
 from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
+from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
 from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.walk.locate import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from probing.api.errors import InternalError
-from probing.daemon.processes.ask_many import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
+from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
 from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.stack_wire import NamedVariable
