@@ -33,7 +33,7 @@ from probing.diagnosis.flight_recorder.hang import diagnose_dumps
 from probing.diagnosis.ladder import Diagnosis, diagnose_runs
 from probing.diagnosis.merge import merge_runs
 from probing.diagnosis.report import QUIET_NS, unread
-from probing.diagnosis.verdict import ERROR, NOTE, Finding
+from probing.diagnosis.verdict import CANNOT_TELL, ERROR, NOTE, Finding
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -93,13 +93,15 @@ _MOST_NAMED = 4
 
 
 def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Returns ``diagnoses``, the worst first; with the findings that are open, where a look shows nothing wrong in a
-    job that stands still, with those that were open when a job ended, and as notes with those of a job of which
-    something could not be read.
+    """Returns ``diagnoses``, the worst first, with findings that the daemon stored.
+
+    Findings that are open are added where a look shows nothing wrong in a job that stands still, or cannot tell which
+    rank holds it up, as where only one of its nodes is asked; findings that were open when a job ended, to its end;
+    and as notes the open findings of a job of which something could not be read.
 
     An answer that does not come is one of ``missing``.
     """
-    asked = [d for d in diagnoses if job_ended(d.facts) or _undecided(d) or (not wrong(d) and _still(d.facts))]
+    asked = [d for d in diagnoses if job_ended(d.facts) or _undecided(d) or (_names_nobody(d) and _still(d.facts))]
     asked = asked[:_MOST_JOBS]
     if not asked:
         return list(diagnoses)
@@ -139,6 +141,10 @@ def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
     others += [_not_seen(case, row) for row in unseen]
     if not errors and not others:
         return diagnosis
+    if errors and not ended:
+        # The daemons of all nodes together have named the rank.
+        named = tuple(finding for finding in diagnosis.findings if finding.verdict is not CANNOT_TELL)
+        diagnosis = replace(diagnosis, findings=named)
     ends = [finding for finding in diagnosis.findings if finding.severity != NOTE]
     notes = [finding for finding in diagnosis.findings if finding.severity == NOTE]
     found = (*errors, *ends, *others, *notes)
@@ -162,6 +168,11 @@ def _undecided(diagnosis: Diagnosis) -> bool:
     """Whether nothing wrong was seen, and something that may hide it could not be read."""
     worst = any(finding.severity != NOTE for finding in diagnosis.findings)
     return not worst and bool(unread(diagnosis.facts, diagnosis.missing))
+
+
+def _names_nobody(diagnosis: Diagnosis) -> bool:
+    """Whether a look shows nothing wrong, or that ranks wait and not for which ranks."""
+    return not wrong(diagnosis) or any(finding.verdict is CANNOT_TELL for finding in diagnosis.findings)
 
 
 def _open_at_end(facts: Facts, row: Row) -> bool:

@@ -104,6 +104,19 @@ def test_an_open_finding_stays_while_the_job_stands_still() -> None:
     assert "If nobody ends it" not in late
 
 
+def test_a_node_that_cannot_tell_who_holds_a_job_up_says_what_all_nodes_found() -> None:
+    # Of three ranks the two of this node are seen, and the third may have joined.
+    alone = replace(look(), ranks=tuple(one for one in look().ranks if one.rank != 1))
+    (blind,) = diagnose(alone).findings
+    assert (blind.verdict.id, exit_code([diagnose(alone)])) == ("cannot_tell", 4)
+    diagnosis = shown(Node(row()), alone)
+    assert [(f.verdict.id, [c.rank for c in f.culprits]) for f in diagnosis.findings] == [("not_joined", [1])]
+    assert exit_code([diagnosis]) == 3
+    assert "this look alone does not show it" in people([diagnosis], None)
+    # A finding of before the job went on explains nothing.
+    assert shown(Node(row(opened=moment(ago(41)))), alone).findings == (blind,)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
