@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-with-probes test-unit test-times test-all torch-wheels frameworks jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-with-probes test-unit test-times test-all torch-wheels frameworks jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects night crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -188,6 +188,9 @@ selects: install ## thousands of SELECTs at random: many nodes answer as one dat
 
 coordination: install ## three daemons in namespaces, with clocks apart and a dead one: how soon a hang is named
 	PROBINGD_TEST_LONG=1 $(HOST) $(PYTHON) -m pytest -s -k names_the_culprit tests/e2e/test_coordination_of_nodes.py
+
+night: install ## docs/night-on-call.md with real jobs on two nodes in namespaces: how soon each command names the fault
+	PROBINGD_TEST_LONG=1 $(HOST) $(PYTHON) -m pytest -s tests/e2e/test_night_on_call.py
 
 crowd: install ## 100 clients at once for a minute on one service, some of which do not read or are half open
 	$(HOST) $(PYTHON) tests/soak/crowd.py

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,11 @@ class Site:
         """Starts a process on a node that says that it is a rank of the job."""
         env = {"MASTER_ADDR": self.spaces[master].address, "MASTER_PORT": str(job.port), "GLOO_SOCKET_IFNAME": "eth0"}
         own = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
-        job.run([*self.spaces[node].words, *_IN_GROUP, str(self.groups[node]), *command], {**env, **own})
+        self.run(job, node, command, {**env, **own})
+
+    def run(self, job: Ranks, node: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Starts a process of the job, or beside it, on a node."""
+        job.run([*self.spaces[node].words, *_IN_GROUP, str(self.groups[node]), *command], env)
 
     def await_steps(self, job: Ranks, nodes: Sequence[int] = (0, 1, 2)) -> None:
         sql = f"SELECT count(DISTINCT rank) AS n FROM comm.ops WHERE job = '{job.job}' AND op = 'all_reduce'"
@@ -126,12 +130,16 @@ def site_of(
     names: Sequence[str] = ("n1", "n2", "n3"),
     clocks: Sequence[float] = (0.0, 0.0, 0.0),
     more: Sequence[Sequence[str]] = ((), (), ()),
+    cpus: float = 1.0,
 ) -> Iterator[Site]:
-    """A site whose daemons have these names. ``clocks``: how far each is ahead, s. ``more``: options of each."""
+    """A site whose daemons have these names.
+
+    ``clocks``: how far each is ahead, s. ``more``: options of each. ``cpus``: CPUs that a node's ranks may use.
+    """
     with contextlib.ExitStack() as stack:
         spaces = stack.enter_context(node_namespaces(len(names)))
         name = f"site-{os.getpid()}"
-        groups = [stack.enter_context(cpu_group(f"{name}-{at}", 1.0)) for at in range(len(names))]
+        groups = [stack.enter_context(cpu_group(f"{name}-{at}", cpus)) for at in range(len(names))]
         made = Site(base, spaces, groups)
         words = ("nsenter", f"--net=/run/netns/{spaces[0].hub}", sys.executable, str(_WEBHOOK), HUB, str(made.file))
         server = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from e2e_support import ROOT, Daemon
+from e2e_support import Daemon
 from long import long
+from pages import shape, shown_commands
 from ports import free_port
 from waiting import until
-
-PAGE = ROOT / "docs" / "first-ten-minutes.md"
-_BLOCK = re.compile(r"^```\n(.*?)^```$", re.M | re.S)
-_VARIES = re.compile(r"0-[0-9a-f]{6}|\d[\d.,:]*(?: ?(?:[numkM]?s|m\d+s|min|[kMG]?B)\b)?|…")
-_WORDS = 6
-
-
-def commands() -> Iterator[tuple[list[str], str]]:
-    """Yields the commands of the page, each with the first line that the page shows below it."""
-    for block in _BLOCK.findall(PAGE.read_text()):
-        lines = block.splitlines()
-        for line, below in zip(lines, [*lines[1:], ""], strict=True):
-            if line.startswith("$ "):
-                yield shlex.split(line[2:]), below
-
-
-def shape(line: str) -> list[str]:
-    """Returns the first words of a line, with numbers, times and sizes as #."""
-    return _VARIES.sub("#", line).split()[:_WORDS]
 
 
 @long
@@ -42,7 +23,7 @@ def test_each_command_of_the_page_answers(make_daemon: Callable[..., Daemon], to
     ranks = "SELECT pid FROM process.processes WHERE role = 'trainer' AND rank = 1"
     pid = until(lambda: daemon.rows(ranks), what="rank 1")[0]["pid"]
     asked = 0
-    for words, below in commands():
+    for _, words, below in shown_commands("first-ten-minutes.md"):
         if words[:2] == ["kill", "-STOP"]:
             os.kill(pid, signal.SIGSTOP)
         elif words[:2] == ["kill", "-CONT"]:
