@@ -105,7 +105,7 @@ def test_a_worker_that_never_starts_is_replaced(tmp_path: Path, listener: Listen
 
 def test_a_spare_worker_is_kept_until_it_was_not_needed_for_a_while(tmp_path: Path, listener: Listener) -> None:
     listener.may_start.set()
-    pool = WorkerPool(str(tmp_path / "sql.sock"), QUERY._replace(long_s=1.0, idle_s=2.0))
+    pool = WorkerPool(str(tmp_path / "sql.sock"), QUERY._replace(long_s=1.0, idle_s=4.0))
     # GIVEN a query that has just begun on the only warm worker: it is about to end
     with closing(pool.run({"holds": True}, b"", deadline=time.monotonic() + 60, cancelled=lambda: False)) as running:
         next(running)
