@@ -16,12 +16,12 @@ _silent: ContextVar[SilentNodes] = ContextVar("silent nodes", default=dict)
 
 
 def silent_of_command(silent: SilentNodes) -> None:
-    """Sets what returns the nodes of this command that did not answer, each with the reason."""
+    """Sets the function that returns the nodes of this command that did not answer, each with the reason."""
     _silent.set(silent)
 
 
 def claim(text: str) -> str:
-    """Returns ``text``, which says that something is not there or well; on the nodes that answered, if one did not."""
+    """Returns ``text``, a claim that something is absent or well; limited to the nodes that answered, if one did not."""
     return f"{text} {_AMONG}" if _silent.get()() else text
 
 
@@ -42,5 +42,5 @@ def partial(message: str, silent: Mapping[str, str] | None = None) -> PartialAns
 
 
 def unless_partial(error: NotFound) -> NotFound | PartialAnswer:
-    """Returns ``error``, or PartialAnswer with its message where a node that did not answer may have what it names."""
+    """Returns ``error``, or PartialAnswer with its message if a node did not answer, which may have the thing."""
     return partial(error.message) if _silent.get()() else error

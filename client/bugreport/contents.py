@@ -1,4 +1,4 @@
-"""Makes the files of a report and its archive: nothing reaches them but by the redactor, and the archive names neither
+"""Makes the files of a report and its archive: all text in them comes from the redactor, and the archive names neither
 its maker nor its machine.
 """
 
@@ -49,7 +49,7 @@ _TEXTUAL = frozenset({Kind.NUMBER, Kind.VERSION, Kind.TEXT, Kind.TEXTS})
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the report. ``problem``: why it has only that reason in it; empty where it is whole."""
+    """A file of the report. ``problem``: why its content is missing, which it says instead; or empty."""
 
     name: str
     about: str
@@ -81,7 +81,7 @@ def _meet(gathered: Sequence[Gathered], redactor: Redactor) -> None:
     for one in gathered:
         redactor.token(Kind.HOST, one.node or one.address)
     redactor.token(Kind.HOST, socket.gethostname())
-    # Texts may have "root" anywhere.
+    # "root" may stand anywhere in a text.
     if os.getuid():
         with suppress(KeyError, OSError):
             redactor.token(Kind.USER, pwd.getpwuid(os.getuid()).pw_name)

@@ -39,7 +39,7 @@ MAX_LINES = 4000
 MAX_LOG_BYTES = 4 << 20
 COMMAND_S = 20.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# The options by which `probingd check` looks at the daemon that runs.
+# Options that make `probingd check` look at the running daemon.
 _PLACE = re.compile(r"/[\w./-]{1,200}|[\w-]{1,32}")
 _PLACES = ("instance", "state_dir", "socket", "probes.bpffs")
 _UNITS = "probingd*"
@@ -134,14 +134,14 @@ def _output(words: Sequence[str], *, fine: tuple[int, ...] = (0,)) -> bytes:
 
 
 QUESTION_S = 10.0
-# The share of a node's time that its questions may take, so that what was answered is kept.
+# The share of a node's time for its questions: when it is over, the answers so far are kept.
 _SHARE = 0.85
 _MAX_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the options ask for beside the usual. ``log``: a file in place of the journal."""
+    """Parts that the options add. ``log``: a file in place of the journal."""
 
     python: str = ""
     log: Path | None = None
@@ -157,9 +157,9 @@ class Failure:
 
 @dataclass(slots=True)
 class Gathered:
-    """What a node answered, as it was answered. ``local``: the node is this machine.
+    """The unchanged answers of a node. ``local``: the node is this machine.
 
-    ``rows`` are those of each question, ``names`` those of NAMES.
+    ``rows`` are the rows of each question, ``names`` the rows of NAMES.
     """
 
     address: str
@@ -178,7 +178,7 @@ class Gathered:
 
 
 async def gather(node: Node, seconds: float, wanted: Wanted) -> Gathered:
-    """Returns what a node answers within ``seconds``. Raises nothing of ours."""
+    """Returns the answers of a node within ``seconds``. Raises no ProbingError."""
     deadline = time.monotonic() + _SHARE * seconds
 
     def left() -> float:
@@ -201,13 +201,13 @@ async def gather(node: Node, seconds: float, wanted: Wanted) -> Gathered:
 
 
 def silent(address: str, reason: str) -> Gathered:
-    """Returns what there is of a node that could not be asked."""
+    """Returns the part of a report for a node that could not be asked."""
     failure = Failure(reason)
     return Gathered(address, failure, False, {question.name: failure for question in QUESTIONS})
 
 
 def add_local(found: Gathered, wanted: Wanted, *, alone: bool) -> None:
-    """Adds what only the machine of the node itself has. ``alone``: it is the only node, so the log is of it."""
+    """Adds the parts that only this machine has. ``alone``: it is the only node, so the log is that of the node."""
     there = "run `probingd check` and `journalctl --unit='probingd*'` there"
     config = found.rows[CONFIG.name]
     if found.local:
@@ -233,7 +233,7 @@ def _versions(reply: pb.PreflightReply) -> dict[str, str]:
 def _is_local(address: str, status: pb.StatusReply | Failure) -> bool:
     if not isinstance(status, Failure) and status.boot_id:
         return status.boot_id == _boot_id()
-    # The collector, which knows the boot, does not answer.
+    # The collector does not answer, so the boot of the node is not known.
     return address.startswith("unix:")
 
 

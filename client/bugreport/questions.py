@@ -21,7 +21,7 @@ class Question:
 
     @property
     def sql(self) -> str:
-        """The SELECT."""
+        """The SELECT of the question."""
         columns = ", ".join(f'"{column}"' for column in self.columns)
         return f"SELECT {columns} FROM {self.source}"
 
@@ -34,7 +34,7 @@ CONFIG = Question(
     {"key": Kind.PLAIN, "value": _TEXT, "default": Kind.PLAIN},
     "probing.config",
 )
-# Names that texts may have. They are replaced, and no row of these is written.
+# Names that texts may contain. They are replaced; rows of these questions are not written.
 NAMES = (
     Question(
         "jobs",
@@ -174,7 +174,7 @@ QUESTIONS = (
         "cluster.members LIMIT 1000",
     ),
 )
-# Options whose value is a text. That of an option which is not here is shown only if it is its default or a number.
+# Options with texts as values. A value of any other option is shown only if it is the default or a number.
 OPTIONS = {
     "node_name": Kind.HOST,
     **dict.fromkeys(("listen", "http", "cluster.seeds", "cluster.advertise"), Kind.ADDRESS),

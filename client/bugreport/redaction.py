@@ -34,10 +34,10 @@ __all__ = (
 _PACKAGES = ("api", "client", "daemon", "diagnosis", "federation")
 _SUFFIXES = (".py", ".c", ".h", ".proto")
 _IDENTIFIER = re.compile(r"[a-z_]\w*")
-# Between words, in sources as in texts. Their ends may have punctuation besides.
+# What separates words, in sources and in texts. Words may begin and end with punctuation.
 _SEPARATOR = re.compile(r"([\s\"'`(){}\[\]<>;|,\\]+)")
 _ENDS = ".:!?=*-…"
-# Of systemd, the kernel, libbpf and Python, as their messages have them.
+# Words of messages of systemd, the kernel, libbpf and Python.
 _MESSAGES = """
 aborted activated activating active after already attempt bad because been before begins blocked broken called
 cannot cause caused changed child closed code connection consumed control cpu created deactivated deactivating
@@ -63,7 +63,7 @@ class _Vocabulary:
         self._files = files
 
     def __contains__(self, word: str) -> bool:
-        """Whether ``word``, as a whole, is one of ours."""
+        """Returns whether the whole ``word`` is in the vocabulary."""
         return word.lower() in self._words
 
     def own_file(self, path: str) -> str | None:
@@ -87,8 +87,8 @@ def separated(text: str) -> list[tuple[str, str, str, str]]:
 
 @lru_cache(maxsize=1)
 def vocabulary() -> _Vocabulary:
-    """Returns the vocabulary of the packages that are installed here. Without the daemon's it is smaller, and more is
-    left out of texts."""
+    """Returns the vocabulary of the packages installed here. Without the daemon it is smaller, and more of a text is
+    left out."""
     words = {word.lower() for word in _MESSAGES.split()} | {number.name.lower() for number in signal.Signals}
     texts = [os.strerror(number) for number in range(1, 134)]
     files = set()
@@ -120,7 +120,7 @@ _UNIT = re.compile(r"probingd(?:-([a-z]{1,20}))?@?(?:\.(?:service|socket|target|
 _JOINED = re.compile(r"([=:,+@])")
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
 _MAX_TEXT = 4096
-# A name that is a number has so many digits at least to be replaced in texts, where it may also be a count.
+# Least digits of a number that is replaced in texts as a name: shorter ones may be counts.
 _MIN_DIGITS = 3
 
 
@@ -145,17 +145,17 @@ class Kind(Enum):
 
 
 class Redactor:
-    """A name is replaced in all texts from the moment it was met: meet all names first. Not for several threads."""
+    """Replaces names in all texts, once they were met: meet all names first. Not for several threads."""
 
     def __init__(self, vocabulary: _Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._tokens: dict[tuple[str, str], str] = {}
         self._numbers: Counter[str] = Counter()
         self._in_texts: dict[str, str] = {}
-        # Names of several words, which are not found word by word.
+        # Names of several words: a search by word does not find them.
         self._long: list[str] = []
         self._sorted = True
-        # What the daemon says of itself, such as the version of the kernel, is shown in texts too.
+        # Values that the daemon reports of itself, such as the version of the kernel, are shown in texts too.
         self._plain: set[str] = set()
 
     @property
@@ -194,7 +194,7 @@ class Redactor:
         return token
 
     def _texts(self, value: str) -> list[str] | str:
-        """Returns the texts of a JSON list."""
+        """Returns the redacted texts of a JSON list."""
         try:
             found = json.loads(value)
         except ValueError:
@@ -259,11 +259,11 @@ class Redactor:
         if (place := path.rpartition(":"))[2].isdigit():
             return f"{self._word(place[0])}:{place[2]}"
         parts = path.split("/")
-        # As /proc/PID/maps, and status=9/KILL.
+        # Such as /proc/PID/maps, and status=9/KILL.
         known = all(not part or part.isdigit() or part in self._vocabulary for part in parts)
         if known and (path.startswith(_SYSTEM) or parts[0].isdigit()):
             return path
-        # The name of a library or a file of ours says much, and the folder that it lies in nothing.
+        # The name of a library or of our file helps; its folder does not.
         named = "." in parts[-1] and parts[-1] in self._vocabulary
         token = self._token("path", path)
         return f"{token}/{parts[-1]}" if named else token

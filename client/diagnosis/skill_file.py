@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from probing.api.errors import FormatError, UsageError
-from probing.api.text import sql_text
+from probing.api.text import size, sql_text
 
 __all__ = ("Parameter", "Rule", "Skill", "Step", "load_skill", "templated", "values_of")
 
@@ -91,7 +91,7 @@ def load_skill(path: Path) -> Skill:
     except OSError as e:
         raise UsageError(f"cannot read the skill {path}: {e.strerror}", hint="give a YAML file") from None
     if len(data) > _MOST_BYTES:
-        raise _wrong(path, f"it has more than {_MOST_BYTES >> 10} KB")
+        raise _wrong(path, f"it has more than {size(_MOST_BYTES)}")
     try:
         return _skill(_parsed(data))
     except _Wrong as e:

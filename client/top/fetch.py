@@ -32,13 +32,13 @@ __all__ = (
     "statements",
 )
 
-# How long a run that has ended stays in view, s.
+# Seconds for which a run that has ended stays in view.
 _ENDED_S = 600.0
 # Most ranks of one node.
 _MOST_RANKS = 1024
 _SELDOM = 5
 _RARELY = 60
-# How far back rows of devices and processes are asked at first, and later, s.
+# Seconds before now from which rows of devices and processes are asked, at first and later.
 _HISTORY_S = 120
 _LATELY_S = 15
 _MOST_ROWS = 20_000
@@ -88,7 +88,7 @@ GROUP BY node, pid, start_ns, uuid LIMIT {_MOST_ROWS}
 
 
 class _Question(NamedTuple):
-    """``table``: what a node must have to be asked, empty if every node has it. ``every``: refreshes between two."""
+    """``table``: a node without it is not asked; empty: every node has it. ``every``: asked in every n-th refresh."""
 
     sql: str
     table: str = ""
@@ -117,7 +117,7 @@ def questions(where: str) -> dict[str, _Question]:
 def statements(found: dict[str, _Question], turn: int, tables: Container[str], *, new: bool) -> dict[str, str]:
     """Returns the SQL by name that a node is asked in refresh ``turn``; ``tables`` are those that it is known to have.
 
-    ``new``: its history has not been asked yet. What is asked seldom is spread over the refreshes, but asked at first.
+    ``new``: the node was not asked before, so that it is asked all. Rare questions are spread over the refreshes.
     """
     since = _HISTORY_S if new else _LATELY_S
     return {
@@ -128,14 +128,14 @@ def statements(found: dict[str, _Question], turn: int, tables: Container[str], *
 
 
 _MAX_BYTES = 64 << 20
-# Whether probes are paused is asked with every so manyth request.
+# Every n-th request also asks whether probes are paused.
 _STATUS_EVERY = 5
 _STACKS_EVERY_S = 2.0
 _MOST_STACKS = 64
 
 
 class Fetcher:
-    """Delivers a ``Fetched`` every ``interval`` seconds; ``failed`` gets what else goes wrong."""
+    """Delivers a ``Fetched`` every ``interval`` seconds; ``failed`` receives all other errors."""
 
     def __init__(
         self,
@@ -171,11 +171,11 @@ class Fetcher:
         if gathered.failed:
             self.health.failed(gathered.failed)
             for failed in gathered.failed:
-                # It may be another process when it is back.
+                # When the node is back, its daemon may be another process.
                 self._turns.pop(failed.address, None)
         self._deliver(Fetched(time.monotonic(), tuple(a.value for a in gathered.answered), self.health.absent))
         if any(self._fresh.pop(answered.address, False) for answered in gathered.answered):
-            # Now it is known which other tables they have.
+            # Now the other tables of these nodes are known.
             self.repeater.hurry()
 
     def _addresses(self) -> tuple[str, ...]:
@@ -183,12 +183,12 @@ class Fetcher:
         try:
             addresses = self._cluster.addresses()
             if self._failed is None:
-                # They are asked as soon as they answer again.
+                # These nodes are asked as soon as they answer again.
                 self._failed = tuple(failed.address for failed in self._cluster.absent)
                 self.health.failed(self._cluster.absent)
             return (*addresses, *self._failed)
         except ProbingError as e:
-            # Its peers are asked for when it answers.
+            # The node is asked for its peers when it answers.
             self.health.failed([Failed(target, "", e)])
             return (target,)
 
@@ -216,9 +216,9 @@ async def name_of(node: Node, seconds: float) -> tuple[str, None]:
 
 
 class Functions:
-    """Keeps the innermost Python frame of each process's thread that trains, read every 2 s in a thread of its own.
+    """Keeps the innermost Python frame of the training thread of each process, read every 2 s.
 
-    A process that is slow to read holds up nothing else.
+    The reads have a thread of their own, so that a process that is slow to read holds up nothing else.
     """
 
     def __init__(self, fetcher: Fetcher, cluster: Cluster, changed: Callable[[], None]) -> None:
@@ -251,7 +251,7 @@ class Functions:
             self._cluster.timeout,
         )
         found = {process: text for answered in gathered.answered for process, text in answered.value.items()}
-        # Of a node that did not answer the last is kept.
+        # A node that did not answer keeps its last frames.
         read = {answered.node for answered in gathered.answered}
         kept = {process: text for process, text in self.found.items() if process[0] not in read}
         self.found = {**kept, **found}
@@ -259,7 +259,7 @@ class Functions:
 
 
 async def _frames(node: Node, pids: tuple[int, ...], seconds: float) -> tuple[str, dict[Process, str]]:
-    """Returns the innermost Python frame of each process ``pids``, or why it could not be read."""
+    """Returns the name of ``node``, and the innermost Python frame of each process, or why it could not be read."""
     from probing.api.proto.probing.v1 import node_pb2 as pb
     from probing.client.messages import thread_of
 

@@ -1,6 +1,6 @@
-"""What nodes answered in one refresh, and which nodes did not.
+"""The answers of nodes in one refresh, and the nodes that did not answer.
 
-A node that fails is not asked with the others any more, until it answers a question of its own.
+A node that fails is no longer asked with the others, until it has answered a question for its name.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def merged(known: NodeRows | None, new: NodeRows) -> NodeRows:
     return new if known is None else NodeRows(new.address, new.node, {**known.rows, **new.rows}, new.paused)
 
 
-# Pauses between two tries, s.
+# Seconds between two tries.
 _FIRST_S = 1.0
 _LONGEST_S = 10.0
 _PATIENCE_S = 3.0
@@ -65,7 +65,7 @@ _PATIENCE_S = 3.0
 class Health:
     """``ask(addresses, seconds)`` asks nodes for their names.
 
-    ``back`` is called when one answers again. Safe to use from several threads.
+    ``back`` is called when an absent node answers again. Safe to use from several threads.
     """
 
     def __init__(self, ask: Callable[[Sequence[str], float], Gathered[None]], back: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class Health:
             return tuple(self._absent.values())
 
     def present(self, addresses: Iterable[str]) -> tuple[str, ...]:
-        """Returns those of ``addresses`` that are asked."""
+        """Returns the addresses of nodes that are not absent."""
         with self._lock:
             return tuple(address for address in addresses if address not in self._absent)
 
@@ -93,7 +93,7 @@ class Health:
             self._absent.pop(address, None)
 
     def failed(self, failures: Iterable[Failed]) -> None:
-        """Leaves these nodes alone from now on, and tries them in a thread."""
+        """Marks nodes as absent: from now on only a thread asks them for their names."""
         with self._lock:
             for failure in failures:
                 known = self._absent.get(failure.address)
@@ -119,7 +119,7 @@ class Health:
             pause = _FIRST_S if self._asked(addresses) else min(2 * pause, _LONGEST_S)
 
     def _asked(self, addresses: tuple[str, ...]) -> bool:
-        """Asks absent nodes; returns whether one is back."""
+        """Asks absent nodes for their names; returns whether a node is back."""
         gathered = self._ask(addresses, _PATIENCE_S)
         for answered in gathered.answered:
             self.answered(answered.address, answered.node)

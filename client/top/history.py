@@ -26,7 +26,7 @@ class Series:
         self._newest: dict[Hashable, float] = {}
 
     def add(self, key: Hashable, at: float, value: float | None) -> None:
-        """Adds a value of time ``at``, in any unit. What is not newer than the last value of ``key`` is left out."""
+        """Adds a value of time ``at``, in any unit, unless the last value of ``key`` is as new."""
         if at <= self._newest.get(key, float("-inf")):
             return
         self._newest[key] = at
@@ -36,7 +36,7 @@ class Series:
         return tuple(self._values.get(key, ()))
 
     def keep(self, keys: Container[Hashable]) -> None:
-        """Forgets what is not in ``keys``."""
+        """Forgets all other keys."""
         for key in [key for key in self._values if key not in keys]:
             del self._values[key], self._newest[key]
 
@@ -57,20 +57,20 @@ class Rates:
         if readings and (count < readings[-1][1] or at_ns < readings[-1][0]):
             readings.clear()
         readings.append((at_ns, count))
-        # One reading from before the window stays, so that it is covered whole.
+        # One reading from before the window stays, so that the whole window is covered.
         while len(readings) > 2 and readings[1][0] <= at_ns - self._window_ns:
             readings.popleft()
         (first_ns, first), (last_ns, last) = readings[0], readings[-1]
         return (last - first) * 1e9 / (last_ns - first_ns) if last_ns > first_ns else None
 
     def keep(self, keys: Container[Hashable]) -> None:
-        """Forgets what is not in ``keys``."""
+        """Forgets all other keys."""
         for key in [key for key in self._seen if key not in keys]:
             del self._seen[key]
 
 
 class Lags:
-    """How much later than the rank in the middle each rank calls, as the median over the last samples, ns."""
+    """Lags: the median, over the last samples, of how much later a rank calls than the rank in the middle, ns."""
 
     def __init__(self) -> None:
         self._samples: dict[Hashable, deque[int]] = {}
@@ -87,7 +87,7 @@ class Lags:
         return values[(len(values) - 1) // 2] if values else None
 
     def keep(self, keys: Container[Hashable]) -> None:
-        """Forgets what is not in ``keys``."""
+        """Forgets all other keys."""
         for key in [key for key in self._samples if key not in keys]:
             del self._samples[key], self._last[key]
 
@@ -97,7 +97,7 @@ _GPU_FIELDS = ("gpus", "gpu_pct", "gpu_used_bytes", "gpu_total_bytes", "gpu_own_
 # Series of a rank by what they show.
 HISTORIES = ("cpu_pct", "rss_bytes", "gpu_pct", "gpu_used_bytes", "power_w", "temperature_c", "steps_per_s")
 _OF_GPU = ("gpu_pct", "gpu_used_bytes", "power_w", "temperature_c")
-# A device that is silent for so long has no present value.
+# Seconds without a row after which a device has no present value.
 _STALE_NS = 15_000_000_000
 
 
@@ -109,7 +109,7 @@ class Devices:
         self._series = Series()
 
     def update(self, rows: Iterable[Row], nodes: Iterable[str]) -> None:
-        """Takes rows of gpu.utilization in any order; ``nodes`` are those that gave rows, others keep what they had."""
+        """Adds rows of gpu.utilization in any order; nodes that are not in ``nodes`` keep their last rows."""
         for row in sorted(rows, key=lambda row: row["at"]):
             key = row["node"], row["uuid"]
             used = row["gpu_util_pct"] if row["gpu_util_pct"] is not None else row["sm_active_pct"]
@@ -129,8 +129,8 @@ class Devices:
     def of(self, uses: Iterable[Row]) -> Row:
         """Returns GPU_FIELDS of a process from its rows of gpu.processes.
 
-        ``gpus`` has a row for each device with its ``history``. The figures are sums over them, of utilization the mean
-        and of temperature the highest.
+        ``gpus`` has a row with ``history`` for each device. The figures are sums over the devices, but the mean of
+        utilizations and the highest temperature.
         """
         gpus = []
         for use in sorted(uses, key=lambda use: (use["device_id"] is None, use["device_id"] or 0)):
@@ -153,7 +153,7 @@ class Devices:
 
 
 def cpu_of(rows: Iterable[Row], memory: Iterable[Row]) -> Mapping[Process, Row]:
-    """Returns CPU_FIELDS by process from the newest rows of cpu.utilization, with memory from process.memory else."""
+    """Returns CPU_FIELDS by process from the newest rows of cpu.utilization; memory, if NULL there, from ``memory``."""
     found: dict[Process, Row] = {
         process_of(row): {**dict.fromkeys(CPU_FIELDS), "rss_bytes": row["rss_bytes"]} for row in memory
     }
@@ -186,7 +186,7 @@ class Progress:
         self._lags = Lags()
 
     def calls(self, rows: Iterable[Row]) -> dict[Process, Row]:
-        """Returns collectives_per_s and last_age_ns, ns, by process. No rate is known at the first look."""
+        """Returns collectives_per_s and last_age_ns by process; the first look gives no rate."""
         found: dict[Process, Row] = {}
         totals: dict[tuple[Any, ...], int] = {}
         for row in rows:
@@ -204,7 +204,7 @@ class Progress:
     def lags(self, rows: Iterable[Row]) -> dict[Process, int]:
         """Returns the worst lag over the communicators of each process, ns.
 
-        Ranks whose last operation is the same one are compared. Between nodes a lag has the difference of their clocks.
+        Ranks with the same last operation are compared. A lag between nodes includes the difference of their clocks.
         """
         same: dict[_Group, list[Row]] = {}
         keys = set()

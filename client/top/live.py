@@ -49,20 +49,20 @@ class Live:
         self._functions.repeater.start()
 
     def stop(self) -> None:
-        """Ends the threads after what they do now, and does not wait for that."""
+        """Lets the threads end after their present work, without waiting for them."""
         self._fetcher.stop()
         self._functions.repeater.stop()
         self._close()
 
     @property
     def title(self) -> str:
-        """Whom the screen asks, and the error that it met."""
+        """The nodes that the screen asks, and the last error."""
         nodes = self.view.nodes
         whom = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else self._cluster.target
         return f"{whom}  {self._error}" if self._error else whom
 
     def press(self, key: str, character: str | None, lines: int) -> str:
-        """Applies a key, as ``State.press`` does, and returns what that returns."""
+        """Applies a key and returns the request of ``State.press``: quit, pause, open, close or nothing."""
         action = self.state.press(key, character, self.view, lines)
         if action == "pause":
             for repeater in (self._fetcher.repeater, self._functions.repeater, self._rank):
@@ -75,7 +75,7 @@ class Live:
         return action
 
     def chosen(self) -> tuple[Row | None, RankFacts | None]:
-        """Returns the row of the rank whose page is open, None when it is gone, and what is known of it by now."""
+        """Returns the row of the rank whose page is open, None if it is gone, and the facts read of it so far."""
         row = next((row for row in self.view.ranks if key_of(row) == self.state.selected), None)
         facts = self._facts
         return row, facts if facts is not None and facts.key == self.state.selected else None
@@ -103,7 +103,7 @@ class Live:
         self._rank = None
 
     def _deliver(self, fetched: Fetched) -> None:
-        # The account of every request would grow without end.
+        # The list of outcomes would grow without end.
         self._cluster.outcomes.clear()
         self._addresses |= {rows.node: rows.address for rows in fetched.nodes}
         self._functions.watch(fetched.nodes)

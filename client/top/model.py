@@ -16,7 +16,7 @@ from probing.client.top.trouble import Job, jobs_of
 
 __all__ = ("AWAY_S", "Model", "RankKey", "View", "key_of")
 
-# How long the ranks of a node that does not answer stay in view, s.
+# Seconds for which the ranks of a node that does not answer stay in view.
 AWAY_S = 600.0
 _RECENT_NS = 10e9
 _CALLS = ("collectives_per_s", "last_age_ns")
@@ -42,13 +42,13 @@ class View:
 
 
 class Model:
-    """Remembers what is needed from one refresh to the next: rates, lags, series, the last rows of absent nodes."""
+    """Keeps from one refresh to the next: rates, lags, series, the last rows of absent nodes."""
 
     def __init__(self, window: float, silent: Callable[[list[Row]], list[Row]] = lambda _: []) -> None:
         """``window``: seconds over which rates are taken. ``silent`` is called as by ``ranks.rank_rows``."""
         self._silent = silent
         self._known: dict[str, NodeRows] = {}
-        # When the findings that are known of each address were asked for, time.monotonic().
+        # By address, when its known findings were asked for, time.monotonic().
         self._findings_at: dict[str, float] = {}
         self._progress = Progress(window)
         self._devices = Devices()
@@ -85,7 +85,7 @@ class Model:
         self, here: Sequence[NodeRows], away: Sequence[NodeRows], python: Mapping[Process, str], at: float
     ) -> Seen:
         known, progress = [*here, *away], _all(here, "progress")
-        # What these do is not known: they are not silent.
+        # What these ranks do is not known, so they do not count as silent.
         unknown = {process_of(row): dict.fromkeys(_CALLS) for row in _all(away, "ranks")}
         inflight = sorted(_all(here, "inflight"), key=lambda row: row["age_ns"] or 0)
         return Seen(
@@ -101,7 +101,7 @@ class Model:
         )
 
     def _findings(self, known: Iterable[NodeRows], at: float) -> Iterator[Row]:
-        """Yields the rows of findings, as old as they are by now: they are asked for seldom."""
+        """Yields the rows of findings with their present age, because findings are asked for seldom."""
         for node in known:
             passed = round((at - self._findings_at.get(node.address, at)) * 1e9)
             for row in node.rows.get("findings", ()):
@@ -110,7 +110,7 @@ class Model:
     def _add_devices(
         self, ranks: Iterable[Row], here: Sequence[NodeRows], away: Sequence[NodeRows], fetched: Fetched
     ) -> None:
-        """Adds to each rank what its CPUs and GPUs do, its series, and whether its node is away."""
+        """Adds to each rank the fields of its CPUs and GPUs, its series, and whether its node is absent."""
         self._devices.update(_all(here, "gpus"), (rows.node for rows in here))
         uses: dict[Process, list[Row]] = {}
         for use in _all([*here, *away], "gpu_processes"):
@@ -127,13 +127,13 @@ class Model:
             key = key_of(row)
             if not row["away"] and row["ended"] is None:
                 for name in HISTORIES:
-                    # Those of CPUs have times of their own.
+                    # Series of CPUs have times of their own.
                     if name != "cpu_pct":
                         self._series.add((key, name), fetched.at, row[name])
             keys.update((key, name) for name in HISTORIES)
             row["history"] = {name: self._series.of((key, name)) for name in HISTORIES}
             if len(row["gpus"]) == 1:
-                # That of a device goes further back than this screen.
+                # The series of a device begins before this screen.
                 row["history"] |= row["gpus"][0]["history"]
         self._series.keep(keys)
 
@@ -143,7 +143,7 @@ class Model:
 
 
 def key_of(row: Row) -> RankKey:
-    """Returns what names a process: pids are reused."""
+    """Returns the key of a process: node, pid and start, because pids are reused."""
     return row["node"], row["pid"], row["start_ns"]
 
 

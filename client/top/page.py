@@ -122,7 +122,7 @@ def _nothing(view: View, state: State) -> Line:
 
 def _items(jobs: Sequence[Job], width: int, room: int) -> Iterator[Line | Row]:
     """Yields the lines of each job, and a row for each of its ranks."""
-    # News must leave room for ranks.
+    # Lines of jobs must leave room for ranks.
     most = max(2, min(12, room // 3))
     for i, job in enumerate(jobs):
         if i and room > 20:
@@ -157,7 +157,7 @@ def _news_style(line: str) -> str:
 
 
 def _scrolled(items: Sequence[Line | Row], at: int | None, top: int, room: int) -> int:
-    """Returns the first shown item, near ``top``, such that ``at`` is seen, with its job's lines where they fit."""
+    """Returns the first item to show, near ``top``, so that item ``at`` is seen, and its job's lines if they fit."""
     last = max(0, len(items) - room)
     if at is None:
         return min(top, last)

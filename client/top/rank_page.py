@@ -57,7 +57,7 @@ class RankFacts:
 
 
 def ask_rank(cluster: Cluster, address: str, key: RankKey) -> RankFacts:
-    """Returns what the node at ``address`` knows of the process ``key``. What fails is a reason in it, no error."""
+    """Returns what the node at ``address`` knows of the process ``key``; a failure is a reason in it, no error."""
     _, pid, start_ns = key
     node = cluster.node(address)
     ops: list[Row] = []

@@ -32,13 +32,13 @@ class Repeater:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends after the work in progress, and does not wait for that."""
+        """Lets the thread end after the work in progress, without waiting for it."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def pause(self, paused: bool) -> None:
-        """Does nothing more until it is resumed."""
+        """Stops the work from being started, until ``paused`` is False again."""
         with self._changed:
             self._paused = paused
             self._changed.notify_all()
@@ -57,7 +57,7 @@ class Repeater:
             except ProbingError as e:
                 self._failed(e)
             except Exception as e:
-                # The screen stays, and shows it.
+                # The screen stays, and shows the error.
                 self._failed(InternalError(f"{type(e).__name__}: {e}"))
             self._wait(begun + max(self._interval, time.monotonic() - begun + _LEAST_S))
 

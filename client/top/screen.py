@@ -1,5 +1,5 @@
 """The screen of ``top`` on a terminal: textual reads keys and paints lines, in the sixteen colours of the terminal;
-what they show is made elsewhere.
+the lines are made elsewhere.
 
 Textual's own markup is never used: a line is a list of segments whose text was escaped.
 """
@@ -120,12 +120,12 @@ def style_of(name: str, *, selected: bool = False) -> Style:
     return Style(reverse=True) if selected else Style.parse(_STYLES[name])
 
 
-# How often the clock and ages are redrawn while nothing comes, s.
+# Seconds between two redraws of clock and ages while no answer comes.
 _REDRAW_S = 1.0
 
 
 class _Changed(Message):
-    """There is something new to draw."""
+    """The message that there is something new to draw."""
 
 
 class _Driver(LinuxDriver):
@@ -166,7 +166,7 @@ class _Canvas(Widget):
 
 
 class _TopApp(App[int]):
-    """Shows what ``live`` knows, and gives it the keys."""
+    """Draws the pages of ``live`` and passes keys to it."""
 
     ENABLE_COMMAND_PALETTE = False
     BINDINGS = [Binding("ctrl+z", "suspend_process", show=False)]  # noqa: RUF012
@@ -208,7 +208,7 @@ class _TopApp(App[int]):
             self._draw()
 
     def leave_soon(self) -> None:
-        """Ends the screen; for handlers of signals, also before it is there."""
+        """Ends the screen, even before it has started; for handlers of signals."""
         self._leaving = True
         if self._runs_in is not None:
             self._runs_in.call_soon_threadsafe(self._leave)

@@ -53,7 +53,7 @@ class State:
     paused: bool = False
 
     def press(self, key: str, character: str | None, view: View, lines: int) -> str:
-        """Applies a key; ``lines`` is how many ranks a page has. Returns quit, pause, open, close or nothing."""
+        """Applies a key and returns quit, pause, open, close or nothing. ``lines``: number of ranks on a page."""
         if self.editing:
             return self._edit(key, character)
         if key in ("q", "ctrl+c", "ctrl+q"):
@@ -66,7 +66,7 @@ class State:
         return self._main(key, character, view, lines)
 
     def follow(self, rows: Sequence[Row]) -> None:
-        """Keeps the selection on its process among the shown ``rows``, or on its place where that is gone."""
+        """Keeps the selection on its process among the shown ``rows``, or on its position if the process is gone."""
         keys = [key_of(row) for row in rows]
         if not self.chosen and self.page == "main":
             self.selected, self.position = None, 0
@@ -100,14 +100,14 @@ class State:
         return ""
 
     def _leaf(self, key: str, character: str | None, lines: int) -> str:
-        """Keys of the pages behind the main one."""
+        """Applies a key of the pages other than the main one."""
         if key in ("escape", "enter", "backspace", "left") or (self.page == "help" and character in ("?", "h")):
             left, self.page = self.page, "main"
             return "close" if left == "rank" else ""
         if character in ("?", "h"):
             self.page, self.scroll = "help", 0
             return "close"
-        # How long the page is, is known where it is drawn.
+        # The length of the page is known only where it is drawn.
         to = _moved(self.scroll, _LONG_PAGE, key, character, lines)
         self.scroll = self.scroll if to is None else to
         return ""
@@ -132,7 +132,7 @@ def shown(view: View, state: State) -> tuple[Job, ...]:
     """Returns the jobs with the ranks that pass the filter, in the chosen order; jobs without any are left out, and
     those that have ended where they are hidden.
 
-    Each word of the filter must be in what names a rank, or what it does.
+    Each word of the filter must occur in the names of a rank, or in what it does.
     """
     words = state.filter.lower().split()
     jobs = []
@@ -146,7 +146,7 @@ def shown(view: View, state: State) -> tuple[Job, ...]:
 
 
 def _moved(position: int, last: int, key: str, character: str | None, lines: int) -> int | None:
-    """Returns where a key leads from ``position``, within 0 and ``last``; None for another key."""
+    """Returns the position to which a key moves from ``position``, 0 to ``last``; None for another key."""
     step = _MOVES.get(key, {"pagedown": lines, "pageup": -lines}.get(key))
     if step is not None:
         return max(0, min(position + step, last))
@@ -183,7 +183,7 @@ def _sorted(ranks: Sequence[Row], state: State) -> list[Row]:
         found = sorted(ranks, key=lambda row: (row["ended"] is not None, _BLAME.get(row["blame"], 1), *_order(row)))
         return found[::-1] if state.reverse else found
     known = sorted((row for row in ranks if row.get(name) is not None), key=lambda row: (row[name], *_order(row)))
-    # What has no value comes last in either direction.
+    # Rows without a value come last in either direction.
     unknown = sorted((row for row in ranks if row.get(name) is None), key=_order)
     return [*(known[::-1] if largest != state.reverse else known), *unknown]
 

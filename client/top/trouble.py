@@ -1,4 +1,4 @@
-"""How each job is, in one word, and the order in which jobs and ranks are shown: trouble first."""
+"""The state of each job in one word, and the order of jobs and ranks: trouble first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from probing.client.render.rows import Row
 
 __all__ = ("LEVELS", "Job", "jobs_of")
 
-# How bad a job is, by its word; the worst is shown first.
+# The order of jobs by word, the worst first.
 LEVELS = {"STUCK": 0, "FAILED": 0, "SLOW": 1, "WARNING": 1, "WAITS": 1, "AWAY": 1, "PAUSED": 2, "OK": 3, "ENDED": 4}
-# A wait is shown as one when it is so old, ns, and many times the usual interval between operations.
+# Least age of a wait that is shown, ns, and as a multiple of the usual interval between operations.
 _LONG_NS = 5e9
 _USUAL = 10
 _NO_COLLECTIVE = "no collective ended lately"
@@ -23,8 +23,8 @@ _NO_COLLECTIVE = "no collective ended lately"
 class Job:
     """A run: its ``word`` of LEVELS, one line for its speed, further lines, and its ranks in the order of their number.
 
-    ``verdicts``: the first so many of ``lines`` are findings. ``ended``: when its last rank ended, UTC text; None while
-    one lives.
+    ``verdicts``: number of ``lines`` that are findings, the first ones. ``ended``: when its last rank ended, UTC text;
+    None while a rank lives.
     """
 
     job: str
@@ -43,7 +43,7 @@ class Job:
 
 
 def jobs_of(frame: Frame) -> tuple[Job, ...]:
-    """Returns the runs: those that live, the worst first, then those that ended, the failed first, the newest first.
+    """Returns the living runs, the worst first, then the ended runs, failed before others and the newest first.
 
     Adds ``blame`` to each rank: culprit, victim, or empty.
     """
@@ -51,7 +51,7 @@ def jobs_of(frame: Frame) -> tuple[Job, ...]:
     for row in frame.ranks:
         own.setdefault((row["job"], row["run"]), []).append(row)
     jobs = [_job(run, rows, frame) for run, rows in own.items()]
-    # What has ended cannot be helped any more.
+    # An ended run cannot be helped any more.
     newest = sorted(jobs, key=lambda job: job.ended or "", reverse=True)
     named = sorted(newest, key=lambda job: "" if job.ended else f"{job.job}\0{job.run}")
     return tuple(sorted(named, key=lambda job: (job.ended is not None, job.level)))
@@ -103,7 +103,7 @@ def _word(live: Sequence[Row], standing: Row, frame: Frame) -> str:
 
 
 def _waits(row: Row) -> bool:
-    """Whether the rank is in an operation for much longer than it takes from one to the next."""
+    """Returns whether the rank is in an operation for much longer than the usual interval between operations."""
     usual = 1e9 / row["collectives_per_s"] if row["collectives_per_s"] else 0.0
     return row["op"] is not None and (row["age_ns"] or 0) > max(_LONG_NS, _USUAL * usual)
 

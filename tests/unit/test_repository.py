@@ -78,6 +78,19 @@ def _public_names(module: str) -> Iterator[str]:
     yield from (f"{name} is public and not in __all__" for name in sorted(public - set(names)))
 
 
+# Escaped text, quoted SQL and sizes by hand.
+_BY_HAND = re.compile(
+    r"""isprintable\(\) else "\?"|replace\("'", "''"\)|replace\('"', '""'\)|>> [123]0\} [KMG]|\} [kKMGT]i?B\b"""
+)
+
+
+def test_texts_and_sql_are_written_by_one_kit() -> None:
+    found = [
+        module for module in modules() if module != "probing.api.text" and _BY_HAND.search(source(module).read_text())
+    ]
+    assert found == []
+
+
 def test_modules_have_docstrings() -> None:
     texts = {module: source(module).read_text() for module in modules()}
     docstring = re.compile(r'(?:#.*\n)*"""\S')

@@ -154,6 +154,6 @@ def test_wrong_options(
 
 def test_a_file_that_is_too_large_or_gone(ctl: Run, pair: tuple[FakeNode, FakeNode], skill: Path) -> None:
     skill.write_bytes(b"a" * (300 << 10))
-    assert "more than 256 KB" in ctl("diagnose", "--skill", str(skill))[2]
+    assert "more than 256 KiB" in ctl("diagnose", "--skill", str(skill))[2]
     assert ctl("diagnose", "--skill", "/nowhere/steps.yaml")[0] == 2
     assert ctl("diagnose", "--set", "a=b")[0] == 2
