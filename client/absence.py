@@ -21,7 +21,7 @@ def silent_of_command(silent: SilentNodes) -> None:
 
 
 def claim(text: str) -> str:
-    """Returns ``text``, a claim that something is absent or well; limited to the nodes that answered, if one did not."""
+    """Returns ``text``, a claim that something is absent or well; of the nodes that answered alone, if one did not."""
     return f"{text} {_AMONG}" if _silent.get()() else text
 
 
