@@ -1,16 +1,20 @@
-"""The nodes of a cluster: their addresses, connections, and one question to all of them at once."""
+"""The nodes of a cluster: their addresses, connections, and one question to all of them at once.
+
+They are chosen by what the target knows of them: their labels (``--where rack=r7``), and whether they have failed.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from probing.api.errors import NotFound
+from probing.api.errors import NotFound, PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client.selection import choose, vouches
 from probing.client.settings import DEFAULT_TARGET
 from probing.client.wire.channels import checked
 from probing.client.wire.credentials import Credentials, Tls
@@ -23,7 +27,79 @@ from probing.federation.execution.clocks import Clocks
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ("Nodes",)
+__all__ = (
+    "Nodes",
+    "choose",
+)
+
+_CERTIFICATE = "certificate"
+_UNPROVEN = "nothing proves its name to the target, so it is not shown your token"
+# A label that all nodes have.
+NAME = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The addresses to ask, and the nodes that are not asked since the target knows that they have failed."""
+
+    addresses: tuple[str, ...]
+    failed: tuple[Failed, ...] = ()
+
+    def gathered(self) -> Gathered[None]:
+        """Returns the failed nodes as the outcome of a question to them."""
+        return Gathered(tuple(f.address for f in self.failed), failed=list(self.failed))
+
+
+def choose(
+    target: str,
+    own: str,
+    peers: Sequence[pb.Peer],
+    where: Sequence[tuple[str, str]] = (),
+    *,
+    token: bool = False,
+) -> _Chosen:
+    """Returns which of ``peers`` are asked: those that meet all conditions and have not failed; ``own`` at ``target``.
+
+    ``token``: a token is shown, so that nodes for which the target does not vouch are not asked. Raises NotFound where
+    none meets the conditions.
+    """
+    met = [peer for peer in peers if peer.address and _meets(peer, where)]
+    # An older daemon may leave itself out.
+    if not any(peer.node == own for peer in peers) and not where:
+        met.insert(0, pb.Peer(node=own, address=target))
+    if not met:
+        texts = ",".join(f"{key}={pattern}" for key, pattern in where)
+        raise NotFound(f"no node is known with {texts}", hint="`probingctl nodes` shows the labels of nodes")
+    asked = {target if peer.node == own else peer.address: peer for peer in met if peer.state != "failed"}
+    failed = {peer.address: peer for peer in met if peer.state == "failed" and peer.address not in asked}
+    errors = {address: _error(peer) for address, peer in failed.items()}
+    if token and _vouches(own, peers):
+        for address, peer in list(asked.items()):
+            # A bound token is worth nothing elsewhere; the token itself is for nodes that somebody stands for.
+            if address != target and not (peer.bound or peer.proof == _CERTIFICATE or peer.named):
+                failed[address] = asked.pop(address)
+                errors[address] = PeerError(_UNPROVEN, hint=f"upgrade its daemon, or name it: --nodes {address}")
+    first = sorted(asked, key=lambda address: address != target)
+    return _Chosen(tuple(first), tuple(Failed(a, peer.node, errors[a]) for a, peer in failed.items()))
+
+
+def _vouches(own: str, peers: Sequence[pb.Peer]) -> bool:
+    """Returns whether the target, the node ``own``, is of a version that says what proves its peers."""
+    return any(peer.node == own and peer.bound for peer in peers)
+
+
+def _meets(peer: pb.Peer, where: Sequence[tuple[str, str]]) -> bool:
+    # A seed that has not answered has no name and no labels.
+    labels = {**peer.labels, NAME: peer.node}
+    return all(key in labels and fnmatchcase(labels[key], pattern) for key, pattern in where)
+
+
+def _error(peer: pb.Peer) -> PeerError:
+    from probing.api.text import utc
+
+    since = f" since {utc(peer.since_ns)}" if peer.since_ns else ""
+    return PeerError(f"failed{since}, as the target knows", hint="ask it with --nodes if it is back")
+
 
 T = TypeVar("T")
 _CLOSE_S = 0.5
@@ -116,7 +192,7 @@ class Nodes:
         own = wait(target.status(self.timeout)).node
         peers = wait(target.peers(self.timeout)).peers
         with_token = bool(credentials.token)
-        if with_token and not vouches(own, peers) and any(peer.node not in ("", own) for peer in peers):
+        if with_token and not _vouches(own, peers) and any(peer.node not in ("", own) for peer in peers):
             sys.stderr.write(f"warning: {own} is of a version that vouches for no node: all are shown your token\n")
         chosen = choose(self.target, own, peers, self._where, token=with_token)
         credentials.bind(peer for peer in peers if peer.address != self.target)

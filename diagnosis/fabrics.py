@@ -12,7 +12,7 @@ from itertools import pairwise
 from probing.diagnosis.clocks import ClockOffset, apart_ns
 from probing.diagnosis.facts import NodeFacts
 from probing.diagnosis.hardware_facts import Gpu, HardwareEvent
-from probing.diagnosis.nvlink_errors import NVLINK_CODES, NvlinkError, nvlink_error
+from probing.diagnosis.xids import NVLINK_CODES, NvlinkError, nvlink_error
 
 __all__ = ("FabricFault", "FabricReport", "fabric_faults")
 

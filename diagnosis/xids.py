@@ -1,18 +1,156 @@
 """What an XID of NVIDIA's driver means for a job: the classes of DCGM's health watch.
 
-Sources: DcgmHealthWatch.cpp (classes and subsystems), NVIDIA's "XID Errors" (meanings and remedies); of XIDs 144 to 150
-``nvlink_errors`` reads more.
+Sources: DcgmHealthWatch.cpp (classes and subsystems), NVIDIA's "XID Errors" (meanings and remedies).
+
+XIDs 144 to 150 are errors of NVLink 5, with unit, severity, link and reason in the driver's text:
+
+``Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 01 (0x021425c6 0x00000000 ...)``: unit, severity, whether
+other GPUs are affected, whether a test injected it, the link (-1: of none), and words of which the first two say more.
+Source: NVIDIA's "Analyzing Xid Errors with the Xid Catalog", sheet "Xid 144-150 Decode"; drivers from R565 on.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from probing.diagnosis.nvlink_errors import NVLINK_CODES
+__all__ = (
+    "NVLINK_CODES",
+    "NvlinkError",
+    "Xid",
+    "nvlink_error",
+    "xid",
+)
 
-__all__ = ("Xid", "xid")
+NVLINK_CODES = {144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CTRL", 149: "NETIR", 150: "MSE"}
+"""The part of NVLink 5 that reports, by XID."""
+_LINE = re.compile(
+    r"Xid \([^)]{1,32}\): (?P<code>\d{1,3}), .*?(?P<unit>\b[A-Z][A-Z0-9_]{2,31}(?:/[A-Z0-9_]{1,32})?(?: Degraded)?) +"
+    r"(?:Link )?(?P<severity>Fatal|Nonfatal) +XC ?\d{1,3} +i ?(?P<injected>\d{1,3}) +Link (?P<link>-?\d{1,3})\b"
+    r"(?: +[(\[](?P<info>0x[0-9a-fA-F]{1,8})(?: +(?P<status>0x[0-9a-fA-F]{1,8}))?)?"
+)
+_LINK_DOWN = ("NETIR_LINK_EVT", "NETIR_LINK_DOWN")
+_BIT_ERRORS = "NETIR_BER_EVENT"
+_RECEIVES = "RLW_RXPIPE"
+# Bits 20 to 25 of the first word. Of a link that went down they have the reason.
+_REASON_SHIFT, _REASON_MASK = 20, 0x3F
+_PEER = frozenset((21, *range(32, 38)))
+_HEAT_OF_PEER = 35
+_SIGNAL, _CABLES = frozenset((2, 4, 10)), frozenset((42, 43))
+_COMMAND = frozenset((15, 16, 17, 18, 22, 38))
+_HOST = 40
+# Bits of the status with which the program alone is restarted, by unit: bucket XID_154_EVAL.
+_OF_PROGRAM = {"RLW_REMAP": 0x3F, "RLW_SRC_TRACK": 0x0C}
+_RESET_LINK = "Drain the node and reset the GPU: `nvidia-smi --gpu-reset`; have it examined if the error returns."
+
+
+@dataclass(frozen=True, slots=True)
+class NvlinkError:
+    """``unit``: the part that reports, as NETIR_LINK_DOWN. ``link``: None where it is of no single link.
+
+    ``reason``: why a link went down, 0 if unknown; None for other units. ``status``: the bits of the error; None where
+    the line does not have them. ``injected``: a test made it. ``resets``: the GPU has to be reset.
+    """
+
+    code: int
+    unit: str
+    fatal: bool
+    link: int | None
+    reason: int | None = None
+    status: int | None = None
+    injected: bool = False
+    resets: bool = False
+
+    @property
+    def from_peer(self) -> bool:
+        """Whether the reason is that the other end of the link went down."""
+        return self.reason in _PEER
+
+    @property
+    def text(self) -> str:
+        """A clause for people: "NVLink 9 went down (NETIR_LINK_DOWN, fatal, reason 4: its signal is bad)"."""
+        of_link = f" of NVLink {self.link}" if self.link is not None else ""
+        if self.reason is not None:
+            what = f"NVLink {self.link} went down" if self.link is not None else "an NVLink went down"
+        elif self.unit == _BIT_ERRORS:
+            what = f"many bit errors{of_link or ' of an NVLink'}"
+        else:
+            what = f"an error{of_link or ' of NVLink'}"
+        more = [self.unit, "fatal" if self.fatal else "not fatal"]
+        if self.reason:
+            more.append(f"reason {self.reason}{_reason_text(self.reason)}")
+        if self.status:
+            more.append(f"status {self.status:#x}")
+        if self.injected:
+            more.append("injected by a test")
+        return f"{what} ({', '.join(more)})"
+
+    @property
+    def remedy(self) -> str:
+        """What to do, by the catalog's buckets."""
+        link = f"NVLink {self.link}" if self.link is not None else "the link"
+        if self.from_peer:
+            heat = ", and at its cooling" if self.reason == _HEAT_OF_PEER else ""
+            return f"Look at the other end of {link} first, a switch or a GPU{heat}; then reset the GPU."
+        if self.reason in _SIGNAL | _CABLES or self.unit == _BIT_ERRORS:
+            then = "; then reset the GPU" if self.fatal else ""
+            return f"Examine the signal, the connectors and the cables of {link}{then}."
+        if self.reason in _COMMAND:
+            return f"Find out which software or operator took {link} down."
+        if self.reason == _HOST:
+            return "Look at the other logs of the node: this is the consequence of another fault."
+        if self.resets:
+            return _RESET_LINK
+        if (self.status or 0) & _OF_PROGRAM.get(self.unit, 0):
+            return "Restart the job, or do what XID 154 asks for; a link that went down just before explains it."
+        return "Nothing now; report it if it goes on."
+
+
+def nvlink_error(line: str) -> NvlinkError | None:
+    """Returns what a line of the kernel's log says of an error of NVLink 5; None if it says nothing of one."""
+    match = _LINE.search(line)
+    if match is None or int(match["code"]) not in NVLINK_CODES:
+        return None
+    info = int(match["info"], 16) if match["info"] else None
+    # A later driver writes the second of two names of a unit.
+    unit = match["unit"].rpartition("/")[2]
+    reason = None
+    if unit in _LINK_DOWN:
+        unit = _LINK_DOWN[1]
+        reason = info >> _REASON_SHIFT & _REASON_MASK if info is not None else 0
+    link, fatal = int(match["link"]), match["severity"] == "Fatal"
+    status = int(match["status"], 16) if match["status"] else None
+    lost = unit == _RECEIVES and bool((status or 0) & 7) and _lost_packets(info or 0)
+    return NvlinkError(
+        int(match["code"]),
+        unit,
+        fatal,
+        link if link >= 0 else None,
+        reason,
+        status,
+        int(match["injected"]) > 0,
+        fatal or lost,
+    )
+
+
+def _lost_packets(info: int) -> bool:
+    # "Decode for action 2" of RLW_RXPIPE: by drivers from R575 on, and by earlier ones.
+    return info & 0xFF == 0x86 or info & 0x7FF == 0x4C2
+
+
+def _reason_text(reason: int) -> str:
+    if reason in _PEER:
+        return ": its other end went down" + (" by heat" if reason == _HEAT_OF_PEER else "")
+    if reason in _SIGNAL:
+        return ": its signal is bad"
+    if reason in _CABLES:
+        return ": its signal or cable is bad"
+    if reason in _COMMAND:
+        return ": software took it down"
+    return ": the host failed" if reason == _HOST else ""
+
 
 _RESET = "Drain the node, and reset the GPU: `nvidia-smi --gpu-reset`; reboot where that fails."
 _REPLACE = "Drain the node and have the board examined; replace it if the error returns after a reboot."

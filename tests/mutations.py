@@ -135,7 +135,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a leader that finds nothing keeps a job from being diagnosed",
-        "daemon/diagnose/coordination/silence.py",
+        "daemon/diagnose/coordination/coordinator.py",
         "        known.still += 1\n",
         "        known.still += 0\n",
         "tests/unit/diagnose/test_taken_over_node.py",
@@ -156,14 +156,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a peer says when a job counts as stalled",
-        "daemon/diagnose/coordination/peer_facts.py",
+        "daemon/diagnose/coordination/job_facts.py",
         "        stall_s=own.stall_s,\n",
         "",
         "tests/unit/diagnose/test_peer_facts.py",
     ),
     Mutation(
         "a peer has a rank of this node",
-        "daemon/diagnose/coordination/peer_facts.py",
+        "daemon/diagnose/coordination/job_facts.py",
         "        ranks=tuple(rank for rank in facts.ranks if rank.rank not in known and 0 <= rank.rank < size),\n",
         "",
         "tests/unit/diagnose/test_taken_over_node.py",

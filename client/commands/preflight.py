@@ -10,16 +10,15 @@ import typer
 
 from probing.api.errors import UsageError
 from probing.client.options import Job
-from probing.client.preflight.asking import Wanted, gathered, with_bandwidth
-from probing.client.preflight.text import results_text
+from probing.client.preflight.asking import Wanted, gathered, results_text, with_bandwidth
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import terminal_width
 from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
-from probing.diagnosis.preflight.checks.round_trips import matrix
 from probing.diagnosis.preflight.env_file import MAX_BYTES, Plan, parse
 from probing.diagnosis.preflight.facts import Case
+from probing.diagnosis.preflight.network import matrix
 from probing.diagnosis.preflight.result import Result
 from probing.diagnosis.preflight.run import failed, results
 

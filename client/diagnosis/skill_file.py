@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``when``: as ``skill_rules`` reads it. ``severity``: error, warning or info."""
+    """``when``: as ``skill`` reads it. ``severity``: error, warning or info."""
 
     id: str
     when: str

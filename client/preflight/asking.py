@@ -1,24 +1,35 @@
-"""Asks each node once for its facts before a job, measures the clocks meanwhile, and puts the case together."""
+"""Asks each node once for its facts before a job, measures the clocks meanwhile, and puts the case together; and the
+text of its results.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from probing.api.errors import FormatError, ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.text import age, escape, plural
+from probing.client.render.table import wrapped
 from probing.client.wire.loop import wait
 from probing.diagnosis.facts_file import decoded
 from probing.diagnosis.preflight.env_file import Plan
 from probing.diagnosis.preflight.facts import Case, NodeFacts, NodeRank, Transfer
+from probing.diagnosis.preflight.network import Cell
+from probing.diagnosis.preflight.result import FAIL, SKIPPED, STATES, WARN, Result
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
     from probing.client.wire.node import Node
 
-__all__ = ("Wanted", "gathered", "with_bandwidth")
+__all__ = (
+    "Wanted",
+    "gathered",
+    "results_text",
+    "with_bandwidth",
+)
 
 DEFAULT_PORT = 29500
 # Addresses that no other node can use.
@@ -136,3 +147,50 @@ async def _ask(node: Node, request: pb.PreflightRequest, seconds: float) -> tupl
     if facts is not None and facts.node != reply.node:
         facts = replace(facts, node=reply.node)
     return reply.node, _Answer(facts, problem, offset, error)
+
+
+# More nodes than this do not fit beside each other; the result names the pairs that matter.
+_MOST_COLUMNS = 8
+_CELL = 8
+_COLOURS = {FAIL: "31;1", WARN: "33", SKIPPED: "2"}
+_WORD = 8
+
+
+def results_text(found: Sequence[Result], cells: Sequence[Cell], width: int | None, *, colour: bool = False) -> str:
+    """Returns the text for a terminal of ``width`` columns; 80 where there is none."""
+    lines = []
+    for result in sorted(found, key=lambda one: STATES.index(one.state)):
+        lines += _result(result, width or 80, colour=colour)
+    matrix = _matrix(cells)
+    counted = ", ".join(
+        f"{number} {state}" for state in reversed(STATES) if (number := sum(r.state == state for r in found))
+    )
+    verdict = "do not start the job" if any(r.state == FAIL for r in found) else "nothing stands against the job"
+    return "\n".join([*lines, *(["", *matrix] if matrix else []), "", f"{counted}: {verdict}"]) + "\n"
+
+
+def _result(result: Result, width: int, *, colour: bool) -> list[str]:
+    word = f"{result.state:<{_WORD}}"
+    shown = f"\x1b[{_COLOURS[result.state]}m{word}\x1b[0m" if colour and result.state in _COLOURS else word
+    text = list(wrapped(f"{result.check}: {escape(result.text)}", width - _WORD))
+    if result.hint and result.state in (FAIL, WARN):
+        text += [f"  {line}" for line in wrapped(escape(result.hint), width - _WORD - 2)]
+    return [(shown if n == 0 else " " * _WORD) + line for n, line in enumerate(text)]
+
+
+def _matrix(cells: Sequence[Cell]) -> list[str]:
+    """Returns a table of the round trips from row to column; no lines for too many nodes, or without a measurement."""
+    nodes = sorted({cell[0] for cell in cells})
+    if not 1 < len(nodes) <= _MOST_COLUMNS or all(cell[2] is None for cell in cells):
+        return []
+    known = {(a, b): ns for a, b, ns, _ in cells}
+    first = min(max(len(escape(node)) for node in nodes), 80 - (_CELL + 1) * len(nodes))
+
+    def row(head: str, values: Sequence[str]) -> str:
+        return f"{escape(head)[:first]:<{first}} " + " ".join(f"{escape(v)[-_CELL:]:>{_CELL}}" for v in values)
+
+    def value(a: str, b: str) -> str:
+        return "-" if a == b or (a, b) not in known else "lost" if known[a, b] is None else age(known[a, b])
+
+    title = f"round trips of {plural(len(nodes), 'node')}, from row to column"
+    return [title, row("", nodes), *(row(a, [value(a, b) for b in nodes]) for a in nodes)]

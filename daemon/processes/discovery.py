@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping
 
 import pyarrow as pa
 
+from probing.api.errors import ProbingError
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.processes.announce import Announcer, Listener
 from probing.daemon.processes.identification import Identification
 from probing.daemon.processes.lineage import Lineage
-from probing.daemon.processes.live import backends_of, read_states
 from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.readers import Readers
-from probing.daemon.processes.registry import Registry
-from probing.daemon.processes.rows import RESTORED, env_rows, process_row, stored_processes
+from probing.daemon.processes.registry import Process, Registry
+from probing.daemon.processes.rows import RESTORED, env_rows, process_row, state_name, stored_processes
 from probing.daemon.source import Identity, ProcessKey, Sink
 
-__all__ = ("RESTORED", "Discovery")
+__all__ = ("RESTORED", "Discovery", "backends_of")
+
+TIMEOUT_S = 0.5
+# Threads that show which collectives a process uses (torch/csrc/distributed/c10d, gloo/transport/tcp).
+_THREADS = (("pt_gloo", "gloo"), ("gloo_tcp", "gloo"), ("pt_nccl", "nccl"), ("pt_ucc", "ucc"), ("pt_mpi", "mpi"))
+_log = logging.getLogger(__name__)
+
+
+def _read_states(readers: Readers, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
+    """State and thread names of each process, without those that could not be read in time."""
+    if not processes:
+        return {}
+    targets = [list(process.key) for process in processes]
+    try:
+        payload = readers.call("state", timeout=TIMEOUT_S, targets=targets, threads=True).payload
+    except ProbingError as e:
+        _log.warning("the states of processes are not known: %s", e.message)
+        return {}
+    found: dict[ProcessKey, tuple[str | None, list[str]]] = {}
+    for process, seen in zip(processes, json.loads(payload), strict=True):
+        found[process.key] = (state_name(seen["state"]), seen["threads"]) if seen else ("exited", [])
+    return found
+
+
+def backends_of(threads: Iterable[str]) -> set[str]:
+    """The collective backends of threads with these names."""
+    return {backend for name in threads for prefix, backend in _THREADS if name.startswith(prefix)}
 
 
 def _no_version(_pid: int, _start_ns: int) -> str:
@@ -167,7 +195,7 @@ class Discovery:
         """process.processes as of now; reads the states of the processes."""
         with self._known:
             shown = self._registry.shown()
-        states = read_states(self._readers, [process for process in shown if not process.ended])
+        states = _read_states(self._readers, [process for process in shown if not process.ended])
         rows = []
         for process in shown:
             state, threads = states.get(process.key, ("exited" if process.ended else None, []))

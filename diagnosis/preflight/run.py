@@ -4,42 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from probing.diagnosis.preflight.checks import (
-    bandwidth,
-    clocks,
-    devices,
-    disk,
-    gpu_health,
-    infiniband,
-    interface,
-    master,
-    nodes,
-    ranks,
-    round_trips,
-    shared_memory,
-    variables,
-    versions,
-)
+from probing.diagnosis.preflight import hosts, network, ranks
 from probing.diagnosis.preflight.facts import Case
 from probing.diagnosis.preflight.result import FAIL, Result
 
 __all__ = ("CHECKS", "failed", "results")
 
 CHECKS: tuple[Callable[[Case], Iterator[Result]], ...] = (
-    nodes.check,
-    versions.check,
-    variables.check,
-    ranks.check,
-    interface.check,
-    master.check,
-    shared_memory.check,
-    disk.check,
-    devices.check,
-    gpu_health.check,
-    infiniband.check,
-    clocks.check,
-    round_trips.check,
-    bandwidth.check,
+    network.check_nodes,
+    hosts.check_versions,
+    ranks.check_variables,
+    ranks.check_numbers,
+    network.check_interfaces,
+    network.check_master,
+    hosts.check_shared_memory,
+    hosts.check_disks,
+    hosts.check_gpus,
+    hosts.check_health,
+    network.check_infiniband,
+    network.check_clocks,
+    network.check_round_trips,
+    network.check_bandwidth,
 )
 
 

@@ -8,10 +8,9 @@ from statistics import median
 from probing.api.text import share_text
 from probing.diagnosis.facts import NodeFacts
 from probing.diagnosis.hardware_facts import Gpu, HardwareEvent
-from probing.diagnosis.nvlink_errors import nvlink_error
 from probing.diagnosis.symptoms.symptom import Symptom
 from probing.diagnosis.words import clean
-from probing.diagnosis.xids import xid
+from probing.diagnosis.xids import nvlink_error, xid
 
 __all__ = ("gpu_symptoms",)
 

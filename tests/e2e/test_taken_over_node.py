@@ -19,7 +19,7 @@ from network_namespaces import may_make_namespaces
 from site_of_nodes import STALL_S, Site, findings, site_of
 from waiting import until
 
-from probing.daemon.diagnose.coordination.silence import LOOKS
+from probing.daemon.diagnose.coordination.coordinator import LOOKS
 
 pytestmark = pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces cannot be made here")
 

@@ -16,7 +16,7 @@ from long import long_unless
 from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
 from probing.daemon.nccl_uprobes.layouts.from_dwarf import nccl_layout
-from probing.daemon.processes.live import backends_of
+from probing.daemon.processes.discovery import backends_of
 
 # Version, variant: struct ncclComm without magic words; the public calls and the table; ncclEnqueueCheck and the table;
 # the same with DWARF; a library of which only the dynamic symbols are left.

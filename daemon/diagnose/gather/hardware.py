@@ -18,7 +18,7 @@ from probing.diagnosis.hardware_facts import (
     NetworkPath,
     NetworkPort,
 )
-from probing.diagnosis.nvlink_errors import NVLINK_CODES
+from probing.diagnosis.xids import NVLINK_CODES
 
 __all__ = ("LIVE", "hardware_of", "hardware_statements")
 

@@ -18,8 +18,7 @@ from probing.daemon.store.directory_lock import kept_unused
 from probing.daemon.store.files import open_file
 from probing.daemon.store.format import RingPosition
 from probing.daemon.store.importing.journal import RING, Entry, Journal, Span
-from probing.daemon.store.importing.rows import check_columns, physical_rows
-from probing.daemon.store.importing.sources import ImportProblem, Unit, find_units
+from probing.daemon.store.importing.sources import ImportProblem, Unit, check_columns, find_units, physical_rows
 from probing.daemon.store.importing.target import Target, acting_as, append_losses, check_space, open_target
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.store import Store

@@ -19,8 +19,7 @@ from waiting import until
 
 from probing.daemon.config import DiagnoseConfig
 from probing.daemon.diagnose.finding_row import finding_row
-from probing.daemon.diagnose.hook_queue import job_itself
-from probing.daemon.diagnose.hooks import Hooks
+from probing.daemon.diagnose.hooks import Hooks, job_itself
 from probing.daemon.net import pauses
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 

@@ -26,7 +26,7 @@ from probing.client.profile.model import (
     short_files,
     without_lines,
 )
-from probing.client.profile.table import difference_rows, function_rows
+from probing.client.profile.write import difference_rows, function_rows
 
 # As google/pprof's proto/profile.proto has them: name, number, type; packed repeated fields are marked by a star.
 _MESSAGES = {

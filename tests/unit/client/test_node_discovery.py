@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from probing.api.errors import NotFound, PeerError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.discovery import hostnames
-from probing.client.selection import choose
+from probing.client.nodes import choose
 from probing.client.settings import conditions, node_list
 from probing.client.wire.credentials import Credentials
 

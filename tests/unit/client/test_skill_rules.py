@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.client.diagnosis.skill_rules import condition_of
+from probing.client.diagnosis.skill import condition_of
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "none": [],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from probing.daemon.diagnose.gather.bounds import fitted
+from probing.daemon.diagnose.gather.assembly import fitted
 from probing.diagnosis.facts import Frame, Helper, Operation, Rank, Sample, Series, Thread
 from probing.diagnosis.facts_file import RANK_BYTES, size_of
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from long import examples
 
-from probing.daemon.diagnose.hook_queue import MAX_TRIES, MAX_WAITING, HookQueue
+from probing.daemon.diagnose.hooks import MAX_TRIES, MAX_WAITING, HookQueue
 from probing.daemon.net import pauses
 
 STRANGER, VICTIM = "uid 65534", "uid 1000"

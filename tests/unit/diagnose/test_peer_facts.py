@@ -10,7 +10,7 @@ import pytest
 from diagnosis_cases import NOW, WORLD, comm, elsewhere, facts, history, in_collective, op, rank
 
 from probing.api.errors import NotFound, PeerError
-from probing.daemon.diagnose.coordination.peer_facts import MAX_RANKS, facts_of
+from probing.daemon.diagnose.coordination.job_facts import MAX_RANKS, facts_of
 from probing.daemon.diagnose.coordination.peers import PeerFacts
 from probing.diagnosis.facts import Exit, Facts, Missing, Process
 from probing.diagnosis.facts_file import to_json

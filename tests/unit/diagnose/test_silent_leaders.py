@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from probing.daemon.diagnose.coordination.coordinator import LOOKS, SilentLeaders
 from probing.daemon.diagnose.coordination.peers import Holder, Holding, Sight
 from probing.daemon.diagnose.coordination.proofs import MAX_BEFORE, Proofs
-from probing.daemon.diagnose.coordination.silence import LOOKS, SilentLeaders
 
 KEY = ("job", "run")
 LOOK_S = 10.0

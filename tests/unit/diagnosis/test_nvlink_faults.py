@@ -10,8 +10,8 @@ from diagnosis_cases import ago, facts, history, node, rank
 from probing.diagnosis.facts import Facts
 from probing.diagnosis.hardware_facts import Gpu, Hardware, HardwareEvent
 from probing.diagnosis.ladder import diagnose
-from probing.diagnosis.nvlink_errors import nvlink_error
 from probing.diagnosis.verdict import ERROR, WARNING, Finding
+from probing.diagnosis.xids import nvlink_error
 
 WORDS = " 0x00000000 0x00000000 0x00000000 0x00000000)"
 FABRIC = "1b0c9a52-0000-4000-8000-000000000001/3"

@@ -9,8 +9,6 @@ import pytest
 
 from probing.api.errors import FormatError, UsageError
 from probing.diagnosis.facts_file import decoded, encoded
-from probing.diagnosis.preflight.checks.interface import chosen
-from probing.diagnosis.preflight.checks.round_trips import matrix
 from probing.diagnosis.preflight.env_file import parse
 from probing.diagnosis.preflight.facts import (
     Case,
@@ -27,6 +25,7 @@ from probing.diagnosis.preflight.facts import (
     Variable,
     Version,
 )
+from probing.diagnosis.preflight.network import chosen, matrix
 from probing.diagnosis.preflight.result import FAIL, PASS, SKIPPED, WARN, Result
 from probing.diagnosis.preflight.run import CHECKS, failed, results
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from probing.api.errors import ConfigError, ProbingError
 from probing.daemon.user_probes.c_text import TaskOffsets, entries, record_dtype, render
-from probing.daemon.user_probes.compiler import complaint_of
-from probing.daemon.user_probes.kernel import header_trees
+from probing.daemon.user_probes.compiler import complaint_of, header_trees
 from probing.daemon.user_probes.spec import read_spec, spec_names, stamp_of
 
 PLACE = """
