@@ -55,7 +55,7 @@ class Context:
 
 
 class SourceType(Protocol):
-    """A class of sources, as ``collector.sources.SOURCES`` lists it."""
+    """A class of sources, as ``collector.source_set.SOURCES`` lists it."""
 
     @property
     def objects(self) -> tuple[str, ...]: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import threading
 import time
@@ -60,7 +61,10 @@ LATE_S = 2.0
 
 
 class Collector:
-    """``start`` raises ProbingError when it cannot collect; then ``stop`` undoes what was begun."""
+    """Everything that collects, built in the order in which one part needs the others; ``start`` lets it begin.
+
+    Raises ProbingError when it cannot collect; what was built is ended then.
+    """
 
     def __init__(self, config: Config, kinds: Sequence[SourceType] = SOURCES) -> None:
         self._config = config
@@ -68,30 +72,67 @@ class Collector:
         self._node = config.node_name or socket.gethostname()
         self._clock = SystemClock()
         self._runtime = Path(config.runtime_dir)
-        self._undo = contextlib.ExitStack()
-        self._status = Status(self._clock.pair().real_ns, self._clock.boot_id)
+        self._begun = math.inf
+        started_ns = self._clock.pair().real_ns
         # Set at the end of ``start``, or when it was given up.
         self._settled = threading.Event()
+        # The main loop and the threads of clients follow a pause.
+        self._pause_lock = threading.Lock()
+        self._undo = contextlib.ExitStack()
+        with contextlib.ExitStack() as failed:
+            failed.push(self._undo)
+            # First, so that their processes start while the store is recovered and the programs are loaded.
+            self._readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)
+            self._undo.callback(self._readers.close)
+            self._parsers = ParserPools(str(self._runtime / "parser.sock"))
+            self._undo.callback(self._parsers.close)
+            state = Path(config.state_dir)
+            self._tables = UserTables(state / "user_tables.json")
+            # Before the store: limits that were changed for good hold from the start.
+            self._changes = Changes(config, state / "changes.json", lambda: self._clock.pair().real_ns)
+            self._store = self._open_store()
+            self._buffer = RowBuffer(self._node, self._clock, self._tables)
+            for loss in self._store.recovery_losses:
+                self._buffer.lost(loss)
+            self._session = self._open_session()
+            self._pausing = Pausing(self._session, self._runtime / "pause", self._clock)
+            own = OwnProcesses(own_users(config))
+            self._discovery = self._make_discovery(own)
+            self._context = self._make_context()
+            self._sources = SourceSet(self._buffer)
+            self._sources.build(kinds, self._context, self._undo)
+            self._undo.callback(self._discovery.stop)
+            self._undo.callback(self._settled.set)
+            probes = LibraryProbes(self._session, self._sources.libraries, self._buffer, self._clock)
+            self._libraries = LibraryWatch(self._readers, probes, fuse=config.probes.fuse, own=own)
+            self._undo.callback(self._libraries.stop)
+            self._mappings = self._watch_mappings()
+            self._lifecycle = Lifecycle(
+                self._discovery, self._mappings, self._libraries, self._changes, self._readers.quarantined
+            )
+            self._sources.add(self._lifecycle)
+            self._discovery.listeners += self._sources
+            self._changes.listeners.append(self._settings_changed)
+            self._loop = self._make_loop()
+            self._losses = self._make_losses()
+            self._drain_thread = threading.Thread(target=self._loop.run, name="drain", daemon=True)
+            self._status = Status(
+                started_ns,
+                self._clock.boot_id,
+                paused=lambda: self._pausing.reason,
+                store=self._store.status,
+                sources=self._source_states,
+                processes=lambda: len(self._discovery.live()),
+                failure=lambda: self._loop.failure,
+                drain=lambda: (self._loop.age_s, self._loop.backlog),
+                waiting=lambda: self._buffer.waiting,
+                losses=lambda: self._buffer.reported,
+            )
+            failed.pop_all()
 
-    def start(self) -> None:
-        undo = self._undo
-        # First, so that their processes start while the store is recovered and the programs are loaded.
-        self._readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)
-        undo.callback(self._readers.close)
-        self._parsers = ParserPools(str(self._runtime / "parser.sock"))
-        undo.callback(self._parsers.close)
-        self._open_store()
-        self._open_session()
-        self._make_sources()
-        self._make_loop()
-        self._begin()
-
-    def _open_store(self) -> None:
-        config, state = self._config, Path(self._config.state_dir)
-        self._tables = UserTables(state / "user_tables.json")
-        # Before the store: limits that were changed for good hold from the start.
-        self._changes = changes = Changes(config, state / "changes.json", lambda: self._clock.pair().real_ns)
-        self._store = store = Store.open(
+    def _open_store(self) -> Store:
+        config, changes = self._config, self._changes
+        store = Store.open(
             config.state_dir,
             node=self._node,
             clock=self._clock,
@@ -103,15 +144,13 @@ class Collector:
         changes.listeners.append(lambda: store.set_limits(limits_of(config, changes.value)))
         changes.deletes = lambda value: store.deletion(limits_of(config, value))
         changes.waiting = store.waiting
-        self._buffer = RowBuffer(self._node, self._clock, self._tables)
-        for loss in store.recovery_losses:
-            self._buffer.lost(loss)
+        return store
 
-    def _open_session(self) -> None:
+    def _open_session(self) -> Session:
         config = self._config
         objects, optional = objects_of(self._kinds)
         try:
-            self._session = Session.open(
+            session = Session.open(
                 config.instance,
                 [*Lifecycle.objects, *objects],
                 pin_root=Path(config.probes.bpffs),
@@ -122,39 +161,41 @@ class Collector:
             )
         except (AttachError, PrivilegeError) as e:
             raise explained(e) from e.__cause__
-        self._undo.callback(self._session.close, True)
+        self._undo.callback(session.close, True)
         # Beside the search for libraries, which takes as long: the probes of collectives come first.
-        ahead = threading.Thread(target=self._load_ahead, name="programs", daemon=True)
+        ahead = threading.Thread(target=_load_ahead, args=(session,), name="programs", daemon=True)
         ahead.start()
         self._undo.callback(ahead.join)
-        self._pausing = Pausing(self._session, self._runtime / "pause", self._clock)
-        # The main loop and the threads of clients follow a pause.
-        self._pause_lock = threading.Lock()
+        return session
 
-    def _load_ahead(self) -> None:
-        # The start itself asks again, and so gets the error.
-        with contextlib.suppress(ProbingError, OSError):
-            self._session.load_late(FIRST_OBJECT)
+    def _make_discovery(self, own: OwnProcesses) -> Discovery:
+        """Makes discovery, which shows some facts that sources know of a process; sources look identities up in it."""
 
-    def _make_sources(self) -> None:
-        config, undo = self._config, self._undo
-        own = OwnProcesses(own_users(config))
-        # Sources look identities up in discovery, which in turn shows two facts that sources know of a process.
-        self._discovery = Discovery(
+        def stacks() -> StacksOnDemand:
+            return self._context.find(StacksOnDemand)
+
+        return Discovery(
             self._readers,
             self._buffer,
             self._clock,
             self._node,
             python_version=self._python_version,
-            module_state=lambda pid, start_ns: context.find(StacksOnDemand).module_state(pid, start_ns),
-            training_threads=lambda keys: context.find(StacksOnDemand).training_threads(keys),
-            runs_python=lambda pid, start_ns, tid: context.find(StacksOnDemand).runs_python(pid, start_ns, tid),
-            backends=lambda pid, start_ns: context.find(CollectivesSource).backends_of(pid, start_ns),
-            cgroup=config.cgroup,
+            module_state=lambda pid, start_ns: stacks().module_state(pid, start_ns),
+            training_threads=lambda keys: stacks().training_threads(keys),
+            runs_python=lambda pid, start_ns, tid: stacks().runs_python(pid, start_ns, tid),
+            backends=lambda pid, start_ns: self._context.find(CollectivesSource).backends_of(pid, start_ns),
+            cgroup=self._config.cgroup,
             own=own,
         )
-        self._context = context = Context(
-            config,
+
+    def _python_version(self, pid: int, start_ns: int) -> str:
+        # It may start a parser, for which the start of the daemon should not wait.
+        self._settled.wait()
+        return self._context.find(StacksOnDemand).stacks.python_version(pid, start_ns)
+
+    def _make_context(self) -> Context:
+        context = Context(
+            self._config,
             self._node,
             self._session,
             self._readers,
@@ -165,24 +206,7 @@ class Collector:
             self._discovery,
         )
         context.share(self._tables)
-        self._sources = SourceSet(self._buffer)
-        self._sources.build(self._kinds, context, undo)
-        undo.callback(self._discovery.stop)
-        undo.callback(self._settled.set)
-        probes = LibraryProbes(self._session, self._sources.libraries, self._buffer, self._clock)
-        self._libraries = LibraryWatch(self._readers, probes, fuse=config.probes.fuse, own=own)
-        undo.callback(self._libraries.stop)
-        self._mappings = self._watch_mappings()
-        quarantined = self._readers.quarantined
-        self._lifecycle = Lifecycle(self._discovery, self._mappings, self._libraries, self._changes, quarantined)
-        self._sources.add(self._lifecycle)
-        self._discovery.listeners += self._sources
-        self._changes.listeners.append(self._settings_changed)
-
-    def _python_version(self, pid: int, start_ns: int) -> str:
-        # It may start a parser, for which the start of the daemon should not wait.
-        self._settled.wait()
-        return self._context.find(StacksOnDemand).stacks.python_version(pid, start_ns)
+        return context
 
     def _watch_mappings(self) -> MmapWatch | None:
         """Returns None where the kernel refuses: Debian's does to CAP_PERFMON while perf_event_paranoid is 3."""
@@ -194,9 +218,9 @@ class Collector:
         self._undo.callback(mappings.close)
         return mappings
 
-    def _make_loop(self) -> None:
+    def _make_loop(self) -> DrainLoop:
         consumers = self._sources.rings
-        self._loop = DrainLoop(
+        return DrainLoop(
             self._store,
             {name: self._session.rings[name] for name in consumers},
             consumers,
@@ -207,11 +231,13 @@ class Collector:
             record=self._record(),
             takes=IdentityWait(self._discovery).takes,
         )
-        self._losses = LossMeter(
+
+    def _make_losses(self) -> LossMeter:
+        return LossMeter(
             self._session,
             self._clock,
             self._buffer,
-            {name: consumer.table for name, consumer in consumers.items()},
+            {name: consumer.table for name, consumer in self._sources.rings.items()},
             self._sources.probe_slots,
             self._config.probes.hit_budget,
             self._loop.resume(),
@@ -239,14 +265,9 @@ class Collector:
             Ticker("changes", TICK_S, self._changes.tick),
         ]
 
-    def _begin(self) -> None:
-        status, undo = self._status, self._undo
-        status.store, status.sources = self._store.status, self._source_states
-        status.processes = lambda: len(self._discovery.live())
-        status.paused = lambda: self._pausing.reason
-        status.failure = lambda: self._loop.failure
-        status.drain = lambda: (self._loop.age_s, self._loop.backlog)
-        status.waiting, status.losses = lambda: self._buffer.waiting, lambda: self._buffer.reported
+    def start(self) -> None:
+        """Begins to answer, to drain and to look for processes, and waits for a first look at all of them."""
+        undo = self._undo
         self._listen()
         self._sources.start()
         take_over_layouts(self._session, self._sources.rings, self._store, self._buffer, self._clock)
@@ -259,7 +280,6 @@ class Collector:
             for table, (columns, restore) in source.restored_tables.items():
                 restore(self._store.rows(table, columns, since_ns=boot_ns))
         self._discovery.start()
-        self._drain_thread = threading.Thread(target=self._loop.run, name="drain", daemon=True)
         self._drain_thread.start()
         undo.callback(self._drain_thread.join)
         undo.callback(self._loop.stop)
@@ -275,11 +295,11 @@ class Collector:
         self._discovery.scanned(SCAN_TIMEOUT_S)
         self._sources.started(is_alive)
         self._begun = time.monotonic()
-        status.ready = True
+        self._status.ready = True
         self._settled.set()
-        found = status.to_dict()
-        if found["state"] == "degraded":
-            _log.warning("ready, but degraded: %s", found["reason"])
+        status = self._status.to_dict()
+        if status["state"] == "degraded":
+            _log.warning("ready, but degraded: %s", status["reason"])
 
     def _listen(self) -> None:
         def live(rows: Callable[[ClockPair], pa.RecordBatch]) -> Callable[[], pa.RecordBatch]:
@@ -361,3 +381,9 @@ class Collector:
                 self._libraries.reasons,
             )
         )
+
+
+def _load_ahead(session: Session) -> None:
+    # The start itself asks again, and so gets the error.
+    with contextlib.suppress(ProbingError, OSError):
+        session.load_late(FIRST_OBJECT)

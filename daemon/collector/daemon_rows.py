@@ -189,26 +189,39 @@ _MAX_REASON = 300
 
 
 class Status:
-    """``starting`` until ``ready`` is set.
+    """The state of the collector: ``starting`` until ``ready`` is set.
 
-    ``drain`` returns the seconds since the last step of the drain, and the bytes that wait in the rings.
+    ``paused`` returns why all probes are paused, or an empty text; ``drain`` the seconds since the last step of the
+    drain and the bytes that wait in the rings; ``waiting`` the rows that wait for the log; ``losses`` the reported
+    losses by source and stage.
     """
 
-    def __init__(self, started_ns: int, boot_id: str) -> None:
+    def __init__(
+        self,
+        started_ns: int,
+        boot_id: str,
+        *,
+        paused: Callable[[], str] = str,
+        store: Callable[[], Mapping[str, Any]] = dict,
+        sources: Callable[[], list[SourceState]] = list,
+        processes: Callable[[], int] = int,
+        failure: Callable[[], str | None] = lambda: None,
+        drain: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
+        waiting: Callable[[], int] = int,
+        losses: Callable[[], Mapping[tuple[str, str], int]] = dict,
+    ) -> None:
         self._started_ns = started_ns
         self._boot_id = boot_id
         self._restarted = os.environ.get(RESTARTED, "")
         self.ready = False
-        # Returns why all probes are paused; empty: they are not.
-        self.paused: Callable[[], str] = str
-        self.store: Callable[[], Mapping[str, Any]] = dict
-        self.sources: Callable[[], list[SourceState]] = list
-        self.processes: Callable[[], int] = lambda: 0
-        self.failure: Callable[[], str | None] = lambda: None
-        self.drain: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
-        # Rows that wait for the log, and reported losses by source and stage.
-        self.waiting: Callable[[], int] = lambda: 0
-        self.losses: Callable[[], Mapping[tuple[str, str], int]] = dict
+        self.paused = paused
+        self.store = store
+        self.sources = sources
+        self.processes = processes
+        self.failure = failure
+        self.drain = drain
+        self.waiting = waiting
+        self.losses = losses
 
     def to_dict(self) -> dict[str, Any]:
         store = self.store()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
@@ -32,11 +33,15 @@ def main() -> int:
     stop_on_signal(ended.set)
     # A collection in the middle of a drain would be a stall: the drain loop collects when there is time.
     gc.disable()
-    collector = Collector(config)
     restrict(COLLECTOR)
     watch = Watch(config.hang_s, lambda seconds: _is_well(config, seconds))
     watch.start()
-    try:
+    with contextlib.ExitStack() as ends:
+        ends.callback(watch.stop)
+        collector = Collector(config)
+        ends.callback(collector.stop)
+        # First of all: the end may take longer than a step of a collector that is well.
+        ends.callback(watch.stop)
         collector.start()
         gc.collect()
         gc.freeze()
@@ -51,9 +56,6 @@ def main() -> int:
             checks += 1
             if checks % _STATUS_CHECKS == 0:
                 status.tick()
-    finally:
-        watch.stop()
-        collector.stop()
     return 0
 
 
