@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -25,8 +25,9 @@ from probing.daemon.clock import Clock, ClockPair, until_next
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.source import Loss, RingConsumer
 from probing.daemon.store.format import Positions, RingPosition
+from probing.daemon.store.store import Store
 
-__all__ = ("DrainLoop", "Log", "Positions")
+__all__ = ("DrainLoop", "Positions")
 
 # How often the loop looks for work, s: a look is cheaper than a wakeup for each record. The records of four looks fit
 # into each ring, by the rate since the last one.
@@ -45,13 +46,6 @@ RETRY_S, MAX_RETRY_S = 0.5, 10.0
 # Between two garbage collections, s: CPython collects none by itself here (``collector.process``).
 GC_S = 120.0
 _log = logging.getLogger(__name__)
-
-
-class Log(Protocol):
-    @property
-    def positions(self) -> Positions: ...
-
-    def append(self, batches: Mapping[str, list[pa.RecordBatch]], positions: Positions, pair: ClockPair) -> None: ...
 
 
 class _Record(NamedTuple):
@@ -74,7 +68,7 @@ class DrainLoop:
 
     def __init__(
         self,
-        log: Log,
+        log: Store,
         rings: Mapping[str, Ring],
         consumers: Mapping[str, RingConsumer],
         buffer: RowBuffer,

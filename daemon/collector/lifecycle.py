@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector.libraries.watch import LibraryWatch, YoungProcesses
 from probing.daemon.collector.live_settings import Changes
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.quarantine import Quarantine
 from probing.daemon.source import Identity, RingConsumer, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
@@ -76,24 +77,6 @@ FORK, EXEC, EXIT, OOM = 1, 2, 3, 4
 SCAN_S = 30.0
 
 
-class _Events(Protocol):
-    """``processes.discovery.Discovery``: none of these blocks. Times are CLOCK_MONOTONIC ns."""
-
-    def on_fork(self, tgid: int, start_ns: int, ktime: int, ppid: int) -> None: ...
-
-    def on_exec(self, tgid: int, start_ns: int, ktime: int) -> None: ...
-
-    def on_exit(self, tgid: int, start_ns: int, ktime: int, status: int | None = None) -> None: ...
-
-    def on_oom(self, tgid: int, start_ns: int, ktime: int) -> None: ...
-
-    def on_mapping(self, pid: int) -> None: ...
-
-    def rows(self, pair: ClockPair) -> pa.RecordBatch: ...
-
-    def envs(self, pair: ClockPair) -> pa.RecordBatch: ...
-
-
 class Lifecycle(Source):
     """``mappings`` is None where the kernel refuses to report new mappings: then young processes are polled.
 
@@ -106,7 +89,7 @@ class Lifecycle(Source):
 
     def __init__(
         self,
-        events: _Events,
+        events: Discovery,
         mappings: MmapWatch | None,
         libraries: LibraryWatch,
         settings: Changes,
@@ -188,20 +171,10 @@ MAX_SEEN = 65536
 _MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
-class _Expected(Protocol):
-    """``processes.discovery.Discovery``: neither of these blocks."""
-
-    def expected(self, pid: int, start_ns: int) -> bool:
-        """Returns whether the process is not identified yet, and may be soon."""
-
-    def on_mapping(self, pid: int) -> None:
-        """Schedule the process as the next one to read."""
-
-
 class IdentityWait:
     """For the thread that drains. One for all rings: a process is waited for once."""
 
-    def __init__(self, processes: _Expected, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, processes: Discovery, now: Callable[[], float] = time.monotonic) -> None:
         self._processes = processes
         self._now = now
         self._since: OrderedDict[tuple[int, int], float] = OrderedDict()

@@ -5,8 +5,8 @@ all probes were paused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
+from probing.daemon.bpf.session import Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.source import Loss, ProbeSlot, Sink
 
@@ -20,18 +20,6 @@ PROBE_BUDGETS = 8
 ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
 
 
-class _BudgetedSession(Protocol):
-    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
-
-    def refusals(self, before_ns: int | None = None) -> dict[tuple[int, int], int]: ...
-
-    def reported_refusals(self, slot: int) -> tuple[int, int]: ...
-
-    def set_reported_refusals(self, slot: int, refused: int, ts: int) -> None: ...
-
-    def set_budget(self, slot: int, hits_a_second: int) -> None: ...
-
-
 class _Refusals:
     """``look`` reports the hits that were refused since the last look, by this collector or the one before.
 
@@ -41,7 +29,7 @@ class _Refusals:
 
     def __init__(
         self,
-        session: _BudgetedSession,
+        session: Session,
         sink: Sink,
         slots: Mapping[int, ProbeSlot],
         budget: int,
@@ -120,13 +108,6 @@ class _Refusals:
 INTERVAL_NS = 1_000_000_000
 
 
-class _CountingSession(_BudgetedSession, Protocol):
-    @property
-    def paused(self) -> bool: ...
-
-    def counters(self) -> dict[str, dict[str, int]]: ...
-
-
 class LossMeter:
     """Reads the counters once a second; ``tick`` is called more often. ``tables``: the table of each ring.
 
@@ -135,7 +116,7 @@ class LossMeter:
 
     def __init__(
         self,
-        session: _CountingSession,
+        session: Session,
         clock: Clock,
         sink: Sink,
         tables: Mapping[str, str],

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from probing.api.text import utc_second
+from probing.daemon.bpf.session import Session
 from probing.daemon.clock import Clock
 
-__all__ = ("Pausable", "Pausing")
-
-
-class Pausable(Protocol):
-    """``bpf.session.Session``."""
-
-    @property
-    def paused(self) -> bool: ...
-
-    def pause(self, paused: bool) -> None: ...
+__all__ = ("Pausing",)
 
 
 class Pausing:
     """``asked``: a client paused the probes. The file pauses them as long as it exists."""
 
-    def __init__(self, session: Pausable, file: Path, clock: Clock) -> None:
+    def __init__(self, session: Session, file: Path, clock: Clock) -> None:
         self._session = session
         self._file = file
         self._clock = clock

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from probing.daemon.bpf.session import Foreign, Session
 from probing.daemon.clock import Clock
-from probing.daemon.collector.drain import Log
 from probing.daemon.source import Loss, RingConsumer, Sink
 from probing.daemon.store.format import RingPosition
+from probing.daemon.store.store import Store
 
 __all__ = ("take_over", "take_over_layouts")
 
@@ -22,7 +22,7 @@ Records = npt.NDArray[Any]
 
 
 def take_over_layouts(
-    session: Session, consumers: Mapping[str, RingConsumer], log: Log, sink: Sink, clock: Clock
+    session: Session, consumers: Mapping[str, RingConsumer], log: Store, sink: Sink, clock: Clock
 ) -> None:
     """Takes over all layouts of another version, of rings that have a map of open records.
 
@@ -45,7 +45,7 @@ def take_over(
     ring: str,
     consumer: RingConsumer,
     record: np.dtype[Any],
-    log: Log,
+    log: Store,
     sink: Sink,
     clock: Clock,
 ) -> None:

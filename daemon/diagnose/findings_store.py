@@ -69,10 +69,6 @@ _log = logging.getLogger(__name__)
 _Row = Mapping[str, Any]
 
 
-class _Store(Protocol):
-    def record(self, rows: Sequence[_Row]) -> None: ...
-
-
 class Outbox:
     """Counts rows that were ``stored`` and ``lost``. ``hook`` gets the rows of new findings, ``share`` gets all rows;
     neither may wait."""
@@ -80,7 +76,7 @@ class Outbox:
     def __init__(
         self,
         node: str,
-        store: _Store,
+        store: FindingsStore,
         hook: Callable[[_Row], None],
         share: Callable[[_Row], None],
         problems: Problems,

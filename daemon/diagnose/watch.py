@@ -22,7 +22,9 @@ from probing.api.errors import NotFound, ProbingError
 from probing.api.text import escape, plural, utc_second
 from probing.daemon.clock import until_next
 from probing.daemon.config import DiagnoseConfig
-from probing.daemon.diagnose.findings_store import Outbox
+from probing.daemon.diagnose.coordination.coordinator import Coordinator
+from probing.daemon.diagnose.coordination.job_facts import JobFacts
+from probing.daemon.diagnose.findings_store import FindingsStore, Outbox
 from probing.daemon.diagnose.gate import JobNow, jobs_of
 from probing.daemon.diagnose.lifecycle import JobFindings, LookResult
 from probing.daemon.diagnose.problems import Problems
@@ -32,7 +34,7 @@ from probing.daemon.source_state import SourceState, first_of
 from probing.diagnosis.facts import Facts
 from probing.diagnosis.ladder import RULES, Rule, diagnose
 
-__all__ = ("Clocks", "Cluster", "JobWatch", "Jobs", "Run", "Store", "in_thread")
+__all__ = ("Clocks", "JobWatch", "Run", "in_thread")
 
 POLL_S = 1.0
 START_POLL_S = 0.2
@@ -75,45 +77,6 @@ def in_thread(call: Callable[[], _T], /) -> Future[_T]:
     return outcome
 
 
-class Jobs(Protocol):
-    """``coordination.job_facts.JobFacts``."""
-
-    def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]: ...
-
-    def standing(self, job: str, run: str, *, timeout: float) -> Hashable: ...
-
-    def read_ahead(self, job: str, *, timeout: float) -> None: ...
-
-
-class Store(Protocol):
-    """``findings_store.FindingsStore``."""
-
-    def progress(self) -> bytes:
-        """Returns ``comm.progress`` as an Arrow IPC stream."""
-
-    def findings(self) -> Sequence[Mapping[str, Any]]:
-        """Returns the newest row of each finding that an earlier daemon stored."""
-
-    def record(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Stores rows of ``diagnosis.findings``."""
-
-
-class Cluster(Protocol):
-    """``coordination.coordinator.Coordinator``."""
-
-    def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
-        """Publishes the runs (job, run) with ranks on this node, and whether one of these lives."""
-
-    def leads(self, job: str, run: str, *, living: bool) -> bool:
-        """Returns whether this node diagnoses a run. ``living``: a rank of it lives here."""
-
-    def is_beside(self, job: str, run: str, *, living: bool) -> bool:
-        """Returns whether another node diagnoses a run, so that this one only looks whether it does so rightly."""
-
-    def share(self, row: Mapping[str, Any]) -> None:
-        """Queues a row of ``diagnosis.findings`` for the other nodes of its job."""
-
-
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """``mono``: s; ``utc``: ns."""
@@ -153,10 +116,10 @@ class JobWatch:
         self,
         node: str,
         config: DiagnoseConfig,
-        store: Store,
-        jobs: Jobs,
+        store: FindingsStore,
+        jobs: JobFacts,
         hook: Callable[[Mapping[str, Any]], None],
-        cluster: Cluster,
+        cluster: Coordinator,
         *,
         rules: Sequence[Rule] = RULES,
         clocks: Clocks = Clocks(),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Protocol
 
 from probing.api.errors import ProbingError
 from probing.api.tables.process import MEMORY
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.readers import Readers
-from probing.daemon.source import Identity, Sink, Source
+from probing.daemon.source import Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
 __all__ = ("ProcessMemorySource",)
@@ -22,12 +22,6 @@ MAX_PROCESSES = 1_024
 _ROLES = ("trainer", "data_loader")
 
 
-class _Live(Protocol):
-    """``processes.discovery.Discovery``."""
-
-    def live(self) -> list[Identity]: ...
-
-
 class ProcessMemorySource(Source):
     """Asks a reader for all processes at once, so that a tick costs 0.1 ms a process."""
 
@@ -35,7 +29,7 @@ class ProcessMemorySource(Source):
     table = MEMORY.name
 
     def __init__(
-        self, readers: Readers, processes: _Live, sink: Sink, clock: Clock, node: str, interval_s: float
+        self, readers: Readers, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
     ) -> None:
         self._readers, self._processes, self._sink = readers, processes, sink
         self._clock, self._node, self._interval_s = clock, node, interval_s

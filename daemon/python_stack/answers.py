@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from probing.api.errors import NotFound, ProbingError
 from probing.daemon.arrow import batch_of
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.liveness import process_now
 from probing.daemon.processes.reader_pool import Failure
+from probing.daemon.python_stack.native.requests import NativeStacks
+from probing.daemon.python_stack.stacks.requests import PythonStacks
+from probing.daemon.python_stack.values.requests import Values
 from probing.daemon.source import Identity, ProcessKey
-from probing.daemon.stack_wire import NamedVariable, ProcessStacks, Thread
+from probing.daemon.stack_wire import ProcessStacks, Thread
 
-__all__ = ("Known", "Native", "StackAnswers", "Stacks", "Values")
+__all__ = ("StackAnswers",)
 
 TIMEOUT_S = 1.0
 # Longer than for Python stacks: the first request of a process reads the tables of its libraries.
@@ -26,40 +30,8 @@ NATIVE_PARALLEL = 2
 _Threads = list[Thread]
 
 
-class Known(Protocol):
-    """``processes.discovery.Discovery``."""
-
-    def live(self) -> list[Identity]: ...
-
-
-class Stacks(Protocol):
-    """``python_stack.stacks.requests.PythonStacks``."""
-
-    def stacks(
-        self, targets: Iterable[tuple[int, int]], timeout: float, *, with_locals: bool = False
-    ) -> tuple[_Threads, list[Failure]]: ...
-
-    def packed(
-        self, targets: Iterable[tuple[int, int]], timeout: float, *, with_locals: bool = False
-    ) -> tuple[list[tuple[tuple[int, int], bytes]], list[Failure]]: ...
-
-
-class Native(Protocol):
-    """``python_stack.native.requests.NativeStacks``."""
-
-    def add(self, pid: int, start_ns: int, threads: _Threads, timeout: float) -> None: ...
-
-
-class Values(Protocol):
-    """``python_stack.values.requests.Values``."""
-
-    def values(
-        self, targets: Iterable[tuple[int, int]], names: Sequence[str], timeout: float
-    ) -> tuple[list[NamedVariable], list[Failure]]: ...
-
-
 class StackAnswers:
-    def __init__(self, node: str, known: Known, stacks: Stacks, native: Native, values: Values) -> None:
+    def __init__(self, node: str, known: Discovery, stacks: PythonStacks, native: NativeStacks, values: Values) -> None:
         self._node = node
         self._known = known
         self._stacks = stacks

@@ -190,7 +190,7 @@ def test_lines_of_python(watch: Callable[..., Watching], python: Writing) -> Non
     assert [(row["stream"], row["kind"], row["line"]) for row in rows] == [
         ("stdout", "out of memory", "CUDA out of memory, tried 2 GiB"),
         ("stderr", "Error:", "RuntimeError: token=***"),
-        ("stderr", "NCCL WARN", "NCCL WARN \ufffd ?"),
+        ("stderr", "NCCL WARN", "NCCL WARN \ufffd \\x07"),
         ("stdout", "NCCL WARN", "nccNCCL WARN in pieces"),
     ]
     pid = python.process.pid

@@ -206,7 +206,7 @@ def test_each_call_that_makes_one_tells_of_it(
         assert (row["state"], row["identity"]) == ("active", expected_identity(made["made_by"], readable)), made
         if row["identity"] in ("struct", "unique_id"):
             assert (row["comm"], row["rank"], row["size"]) == (made["comm"], made["rank"], made["size"])
-        assert row["name"] == (made["name"].replace("\x1b", "?") or None)
+        assert row["name"] == (made["name"].replace("\x1b", r"\x1b") or None)
         assert row["init_ns"] > 0
         if made["made_by"] in ("split", "shrink", "grow"):
             assert row["parent"] == made["parent"]

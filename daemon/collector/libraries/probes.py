@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout
+from probing.daemon.bpf.session import Session
 from probing.daemon.clock import Clock
 from probing.daemon.collector.libraries.files import Files, Identity, Key, ProbedFile, Refusal
 from probing.daemon.processes.liveness import ProcessNow
 from probing.daemon.processes.procfs import Mapping, clean_text
 from probing.daemon.source import Loss, ProbedLibrary, Sink
 
-__all__ = ("LibraryProbes", "Mapped", "Session")
+__all__ = (
+    "LibraryProbes",
+    "Mapped",
+)
 
 MAX_REPORTED = 64
 MAX_SHOWN = 80
 # More refused files of a user are logged at debug level.
 MAX_LOGGED = 8
 _log = logging.getLogger(__name__)
-
-
-class Session(Protocol):
-    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
-
-    def identity(self, fd: int) -> Identity: ...
-
-    def probed_files(self) -> set[Identity]: ...
-
-    def end_file(self, identity: Identity) -> None: ...
 
 
 class Mapped(NamedTuple):

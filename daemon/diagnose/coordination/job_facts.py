@@ -14,17 +14,18 @@ import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Protocol
 
 from probing.api.errors import NotFound, PeerError, ProbingError
-from probing.daemon.diagnose.coordination.peers import Holder, PeerFacts
+from probing.daemon.diagnose.coordination.peers import PeerFacts
+from probing.daemon.diagnose.coordination.proofs import Proofs
+from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.diagnosis.facts import MAX_RANKS as MAX_WORLD
 from probing.diagnosis.facts import Facts, Missing, NodeFacts, Rank
 from probing.diagnosis.facts_file import from_json
 from probing.diagnosis.ladder import RULES, Rule, diagnose
 from probing.diagnosis.merge import merge
 
-__all__ = ("MAX_RANKS", "JobFacts", "Local", "facts_of")
+__all__ = ("MAX_RANKS", "JobFacts", "facts_of")
 
 MAX_RANKS = 1024
 """The most ranks, and other processes, of a node."""
@@ -106,31 +107,10 @@ _MARGIN_S = 0.2
 _Answers = dict[str, Facts]
 
 
-class Local(Protocol):
-    """``gather.gatherer.Gatherer``."""
-
-    def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]: ...
-
-    def standing(self, job: str, *, timeout: float) -> Hashable: ...
-
-    def read_ahead(self, job: str, *, timeout: float) -> None: ...
-
-
-class _Nodes(Protocol):
-    """``proofs.Proofs``: the other nodes that take part in a run."""
-
-    def holders(self, job: str, run: str) -> Sequence[Holder]: ...
-
-    def unproven(self, job: str, run: str) -> Sequence[str]:
-        """Returns the nodes that say that they take part in a run, and do not count."""
-
-    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts: ...
-
-
 class JobFacts:
     """Implements ``watch.Jobs`` over all nodes of a job. Safe for many threads."""
 
-    def __init__(self, node: str, local: Local, peers: _Nodes, rules: Sequence[Rule] = RULES) -> None:
+    def __init__(self, node: str, local: Gatherer, peers: Proofs, rules: Sequence[Rule] = RULES) -> None:
         self._node = node
         self._local = local
         self._peers = peers

@@ -15,13 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import ProbingError
 from probing.api.text import escape
 from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFacts, Peers, Sight
+from probing.daemon.diagnose.coordination.sight import LocalSights
 
-__all__ = ("MAX_BEFORE", "Local", "Proofs")
+__all__ = ("MAX_BEFORE", "Proofs")
 
 MAX_BEFORE = 8
 """A node after so many proven ones looks for no others: those diagnose a job before it does."""
@@ -37,14 +38,6 @@ START_S = 600.0
 _MARGIN_S = 0.3
 _MOST_NAMED = 3
 _Key = tuple[str, str]
-
-
-class Local(Protocol):
-    """``sight.LocalSights``."""
-
-    def sight(self, job: str, run: str) -> Sight: ...
-
-    def holding(self, job: str, run: str) -> Holding: ...
 
 
 @dataclass(slots=True)
@@ -76,7 +69,7 @@ class Proofs:
         self,
         node: str,
         peers: Peers,
-        local: Callable[[], Local],
+        local: Callable[[], LocalSights],
         *,
         grace_s: float,
         trusted: bool = False,

@@ -27,7 +27,8 @@ from probing.daemon.gpu.nvml.rows import (
     utilization_row,
 )
 from probing.daemon.gpu.nvml.session import Failure, NvmlSession, Reading
-from probing.daemon.gpu.nvml.users import Users, Watched
+from probing.daemon.gpu.nvml.users import Users
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.source import Identity, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -55,7 +56,7 @@ class NvmlSource(Source):
     table = UTILIZATION.name
 
     def __init__(
-        self, session: NvmlSession, watched: Watched, sink: Sink, clock: Clock, node: str, config: GpuConfig
+        self, session: NvmlSession, watched: Discovery, sink: Sink, clock: Clock, node: str, config: GpuConfig
     ) -> None:
         self._session, self._sink, self._clock, self._node = session, sink, clock, node
         self._config = config

@@ -7,16 +7,16 @@ NVIDIA_VISIBLE_DEVICES: NVIDIA Container Toolkit, "Enumerating GPUs".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.source import Identity, ProcessKey
 
 __all__ = (
     "Place",
     "Users",
-    "Watched",
     "own_device",
     "visible_devices",
 )
@@ -119,15 +119,6 @@ Row = dict[str, Any]
 Facts = Mapping[str, Any]
 
 
-class Watched(Protocol):
-    """``processes.discovery.Discovery``."""
-
-    def live(self) -> list[Identity]: ...
-
-    def environ(self, pid: int, start_ns: int) -> Mapping[str, str]:
-        """The allowed variables of a watched process."""
-
-
 def _places_of(devices: Mapping[str, Facts]) -> list[Place]:
     """Returns the devices, in the order of their numbers, for ``visible``."""
     places = []
@@ -143,7 +134,7 @@ def _places_of(devices: Mapping[str, Facts]) -> list[Place]:
 class Users:
     """``note`` is for the thread that drains, all else for one other thread."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: Discovery) -> None:
         self._watched = watched
         self._addresses: dict[ProcessKey, tuple[str, ...]] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.api.tables.host import DISK, FILE_SYSTEMS, MEMORY, PRESSURE
@@ -13,6 +13,7 @@ from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.host.node.rows import NodeRows
 from probing.daemon.host.patience import Patience
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Identity, Sink, Source
@@ -29,17 +30,11 @@ MAX_WATCHED = 1_024
 _ROLES = ("trainer", "data_loader", "launcher")
 
 
-class _Live(Protocol):
-    """``processes.discovery.Discovery``."""
-
-    def live(self) -> list[Identity]: ...
-
-
 class _HostSource(Source):
     """Puts rows with ``node`` and ``ts``, and reports why a reader did not answer."""
 
     def __init__(
-        self, readers: Readers, processes: _Live, sink: Sink, clock: Clock, node: str, interval_s: float
+        self, readers: Readers, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
     ) -> None:
         self._readers, self._processes, self._sink = readers, processes, sink
         self._clock, self._node, self._interval_s = clock, node, interval_s

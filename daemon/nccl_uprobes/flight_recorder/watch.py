@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.arrow import batch_of
@@ -26,6 +26,7 @@ from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import DumpFile, KnownDumps, Stamp
 from probing.daemon.nccl_uprobes.flight_recorder.report import Dump
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
@@ -56,12 +57,6 @@ _DEFAULTS = (
     "/tmp/nccl_trace_rank_",  # noqa: S108  where torch before 2.9 writes it
 )
 _log = logging.getLogger(__name__)
-
-
-class _Trainers(Protocol):
-    """``processes.discovery.Discovery``."""
-
-    def live(self) -> list[Identity]: ...
 
 
 class _Pause(NamedTuple):
@@ -96,7 +91,7 @@ class FlightRecorderWatch(Source):
 
     def __init__(
         self,
-        processes: _Trainers,
+        processes: Discovery,
         readers: Readers,
         parsers: Parsers,
         sink: Sink,

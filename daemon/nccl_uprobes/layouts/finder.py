@@ -15,9 +15,10 @@ import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
+from probing.daemon.bpf.interfaces import Map
 from probing.daemon.nccl_uprobes.layouts.nccl import (
     ABSENT,
     MAX_LAYOUTS,
@@ -27,7 +28,7 @@ from probing.daemon.nccl_uprobes.layouts.nccl import (
 )
 from probing.daemon.processes.readers import Parsers
 
-__all__ = ("LayoutFinder", "LayoutMap")
+__all__ = ("LayoutFinder",)
 
 _ONLY_MADE = "communicators are known only if their making was seen"
 _UNGUARDED = f"NCCL before 2.21 has no magic words in its communicators: {_ONLY_MADE}"
@@ -45,19 +46,13 @@ _ROW = 24
 _log = logging.getLogger(__name__)
 
 
-class LayoutMap(Protocol):
-    """The map ``nccl_layouts``."""
-
-    def update(self, key: Any, value: Any) -> None: ...
-
-
 class LayoutFinder:
     """Adds layouts to the map ``layouts`` after the shipped ones, and keeps them in the file ``cache``.
 
     Call ``start`` before the first ``attach``; both are safe for any thread.
     """
 
-    def __init__(self, parsers: Parsers, layouts: LayoutMap, cache: Path | None = None) -> None:
+    def __init__(self, parsers: Parsers, layouts: Map, cache: Path | None = None) -> None:
         self._parsers = parsers
         self._layouts = layouts
         self._cache = cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from probing.daemon.context import Context
 from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.pauses import Pauses
 from probing.daemon.net.rdma.nldev import NETLINK_RDMA
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.readers import Parsers, Readers
 from probing.daemon.source import Identity, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
@@ -26,19 +27,13 @@ __all__ = ("QueuePairs",)
 TIMEOUT_S = 3.0
 
 
-class _Live(Protocol):
-    """``processes.discovery.Discovery``."""
-
-    def live(self) -> list[Identity]: ...
-
-
 class QueuePairs(Source):
     """A parser asks, over a socket made here: a card that hangs keeps the parser, not the collector."""
 
     name = "rdma_qps"
     table = QPS.name
 
-    def __init__(self, readers: Readers, parsers: Parsers, processes: _Live, node: str) -> None:
+    def __init__(self, readers: Readers, parsers: Parsers, processes: Discovery, node: str) -> None:
         self._readers, self._parsers, self._processes, self._node = readers, parsers, processes, node
         self._pauses = Pauses()
         self._reason = ""

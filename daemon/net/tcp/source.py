@@ -11,7 +11,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from probing.daemon.net.tcp.proc_tcp import ProcSockets
 from probing.daemon.net.tcp.rows import Columns, path_batch, tcp_batch
 from probing.daemon.net.tcp.sock_diag import LISTEN, read_sockets
 from probing.daemon.net.tcp.sockets import DiagSockets, Endpoints, Owners
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
@@ -105,12 +106,6 @@ MAX_ROWS = 4_096
 _SHARE = 1 / 200
 
 
-class _Live(Protocol):
-    """``processes.discovery.Discovery``."""
-
-    def live(self) -> list[Identity]: ...
-
-
 class TcpSource(Source):
     """Reads all connections of each network namespace in which a watched process is; those of others give no rows."""
 
@@ -118,7 +113,15 @@ class TcpSource(Source):
     table = TCP.name
 
     def __init__(
-        self, readers: Readers, processes: _Live, sink: Sink, clock: Clock, node: str, interval_s: float, *, on: bool
+        self,
+        readers: Readers,
+        processes: Discovery,
+        sink: Sink,
+        clock: Clock,
+        node: str,
+        interval_s: float,
+        *,
+        on: bool,
     ) -> None:
         self._processes, self._sink, self._clock = processes, sink, clock
         self._node, self._interval_s, self._on = node, interval_s, on

@@ -6,29 +6,19 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from probing.daemon.python_stack.sampling.codes import KnownCodes
+from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.source import Identity, ProcessKey
 
-__all__ = ("NAME", "KnownProcesses", "Runtimes", "Sampled")
+__all__ = ("NAME", "KnownProcesses", "Sampled")
 
 NAME = "python_samples"
 """Name of the source, also in losses."""
 # The state of a process that ended is kept until its last samples were drained.
 MAX_ENDED, ENDED_S = 256, 300.0
-
-
-class Runtimes(Protocol):
-    """``stacks.requests.PythonStacks``."""
-
-    def prepare(self, pid: int, start_ns: int, timeout: float) -> RuntimeInfo: ...
-
-    def layout(self, pid: int, start_ns: int, timeout: float) -> Layout: ...
-
-    def forget(self, pid: int, start_ns: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -51,7 +41,7 @@ class Sampled:
 class KnownProcesses:
     """Safe for any thread."""
 
-    def __init__(self, runtimes: Runtimes) -> None:
+    def __init__(self, runtimes: PythonStacks) -> None:
         self._runtimes = runtimes
         self._lock = threading.Lock()
         self._known: dict[ProcessKey, Sampled] = {}

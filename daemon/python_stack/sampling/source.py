@@ -19,7 +19,7 @@ from probing.daemon.processes.readers import Readers
 from probing.daemon.python_stack.sampling.codes import MAX_WANTED, CodeKey, WantedCode, unpack_codes
 from probing.daemon.python_stack.sampling.decoder import Decoder
 from probing.daemon.python_stack.sampling.enrolment import Enrolment, Kernel
-from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses, Runtimes, Sampled
+from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses, Sampled
 from probing.daemon.python_stack.sampling.programs import (
     FULL_SHARE,
     OBJECTS,
@@ -76,7 +76,7 @@ class PythonSampler(Source):
         self,
         kernel: SamplerKernel,
         readers: Readers,
-        runtimes: Runtimes,
+        runtimes: PythonStacks,
         processes: Processes,
         sink: Sink,
         node: str,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Protocol
 
 from probing.daemon.processes.identity import MAX_WORLD, Ranks
 from probing.daemon.processes.ranking import ModuleState
+from probing.daemon.python_stack.values.requests import Values
 from probing.daemon.stack_wire import NamedVariable
 
 __all__ = ("module_state",)
@@ -30,13 +30,7 @@ _NAMES = (
 _COORDINATOR = re.compile(r"'([\w.\-\[\]:]{1,200}:[0-9]{1,5})'")
 
 
-class _Values(Protocol):
-    """``values.requests.Values``."""
-
-    def of_process(self, pid: int, start_ns: int, names: list[str], deadline: float) -> list[NamedVariable]: ...
-
-
-def module_state(values: _Values, pid: int, start_ns: int) -> ModuleState | None:
+def module_state(values: Values, pid: int, start_ns: int) -> ModuleState | None:
     """Returns what the modules of a process say; None where they are not imported, or not initialized yet.
 
     Raises like ``Values.of_process``.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import ProbingError
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.python_stack.values.heap import CHANGED
 from probing.daemon.python_stack.values.names import parse_name
 from probing.daemon.python_stack.values.requests import Values
@@ -30,18 +31,6 @@ TIMEOUT_S = 1.0
 STEPS = ("step", "global_step", "iteration", "iter", "it")
 LOSSES = ("loss", "train_loss")
 _log = logging.getLogger(__name__)
-
-
-class _Values(Protocol):
-    """``values.requests.Values``."""
-
-    def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[NamedVariable]: ...
-
-
-class _Trainers(Protocol):
-    """``processes.discovery.Discovery``."""
-
-    def live(self) -> list[Identity]: ...
 
 
 @dataclass(slots=True)
@@ -66,10 +55,10 @@ class VariableWatch(Source):
 
     def __init__(
         self,
-        values: _Values,
+        values: Values,
         sink: Sink,
         wanted: Callable[[Identity], tuple[str, ...]],
-        processes: _Trainers,
+        processes: Discovery,
         clock: Clock,
         node: str,
         *,

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import Overloaded, ProbingError, Unauthenticated
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -59,14 +59,6 @@ _REASONS = {
 _log = logging.getLogger(__name__)
 
 
-class _Pages(Protocol):
-    """``metrics.scrape.Scraper``."""
-
-    async def page(self) -> bytes: ...
-
-    async def health(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Answer:
     status: int
@@ -78,7 +70,7 @@ class _Answer:
 class HttpServer:
     """Answers connections of the sockets given to ``serve``. Belongs to one event loop."""
 
-    def __init__(self, pages: _Pages, keeper: Doorkeeper, tls: Tls, audit: Audit) -> None:
+    def __init__(self, pages: Scraper, keeper: Doorkeeper, tls: Tls, audit: Audit) -> None:
         self._pages = pages
         self._keeper = keeper
         self._tls = tls

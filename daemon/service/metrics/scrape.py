@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.daemon.query.answer import Item, StatementEnd
 from probing.daemon.query.caller import Caller
+from probing.daemon.query.engine import Engine
 from probing.daemon.service.metrics.page import Readings, RequestTimes, page_text
 from probing.daemon.service.metrics.parts import PARTS
 
@@ -38,18 +39,6 @@ BAD = frozenset(("lost", "starting"))
 _CALLER = Caller("http", "metrics")
 
 
-class _Engine(Protocol):
-    """``query.engine.Engine``."""
-
-    @property
-    def running(self) -> int: ...
-
-    @property
-    def waiting(self) -> int: ...
-
-    def run_all(self, statements: Sequence[str], *, timeout: float, max_bytes: int, caller: Caller) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Kept:
     text: bytes
@@ -64,7 +53,7 @@ class Scraper:
         self,
         node: str,
         version: str,
-        engine: _Engine,
+        engine: Engine,
         status: Callable[[float], Mapping[str, Any]],
         now: Callable[[], float] = time.monotonic,
         *,
