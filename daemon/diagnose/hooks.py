@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from probing.api.errors import InternalError
+from probing.daemon.backoff import Pauses
 from probing.daemon.config import DiagnoseConfig
 from probing.daemon.diagnose.finding_row import finding_report
 from probing.daemon.diagnose.problems import Problems
 from probing.daemon.ipc import connect
-from probing.daemon.net.pauses import Pauses
 
 __all__ = ("MAX_WAITING", "HookQueue", "Hooks", "job_itself")
 

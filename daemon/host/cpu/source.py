@@ -14,6 +14,7 @@ import pyarrow as pa
 from probing.api.errors import ProbingError
 from probing.api.tables.cpu import TASKS, UTILIZATION
 from probing.daemon.arrow import batch_of
+from probing.daemon.backoff import Patience
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.columns import batch, identities, identity_columns, named, numbers, texts, times
 from probing.daemon.context import Context
@@ -21,7 +22,6 @@ from probing.daemon.host.cpu.reading import THREAD
 from probing.daemon.host.cpu.selection import ROLES, Selection
 from probing.daemon.host.cpu.task_files import ABSENT
 from probing.daemon.host.cpu.usage import Ledger, Rows, Usage, differences, rows_of, state_columns
-from probing.daemon.host.patience import Patience
 from probing.daemon.ipc import Message
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.readers import Readers

@@ -9,10 +9,10 @@ from typing import Any
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.api.tables.host import DISK, FILE_SYSTEMS, MEMORY, PRESSURE
 from probing.daemon.arrow import batch_of
+from probing.daemon.backoff import Patience
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.host.node.rows import NodeRows
-from probing.daemon.host.patience import Patience
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.processes.readers import Readers

@@ -14,13 +14,13 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.api.tables.net import INTERFACE_COUNTERS, INTERFACE_EVENTS, INTERFACES
+from probing.daemon.backoff import Pauses
 from probing.daemon.clock import Clock
 from probing.daemon.columns import batch, named, numbers, texts, times
 from probing.daemon.context import Context
 from probing.daemon.net.counters import UNKNOWN, Counters, Differences, per_second
 from probing.daemon.net.interfaces.addresses import Addresses
 from probing.daemon.net.node_sysfs import node_processes
-from probing.daemon.net.pauses import Pauses
 from probing.daemon.net.tcp.source import TcpSource
 from probing.daemon.processes.namespaces import own_namespace
 from probing.daemon.processes.procfs import clean_text

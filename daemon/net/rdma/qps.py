@@ -12,10 +12,10 @@ import pyarrow as pa
 from probing.api.errors import ProbingError, TargetTimeout, UnsupportedTarget
 from probing.api.tables.rdma import QPS
 from probing.daemon.arrow import batch_of
+from probing.daemon.backoff import Pauses
 from probing.daemon.clock import ClockPair
 from probing.daemon.context import Context
 from probing.daemon.net.node_sysfs import node_processes
-from probing.daemon.net.pauses import Pauses
 from probing.daemon.net.rdma.nldev import NETLINK_RDMA
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.readers import Parsers, Readers

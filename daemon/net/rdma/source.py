@@ -15,12 +15,12 @@ import pyarrow as pa
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.api.rdma_counters import COUNTERS, HW_COUNTERS
 from probing.api.tables.rdma import PORTS
+from probing.daemon.backoff import Pauses
 from probing.daemon.clock import Clock
 from probing.daemon.columns import batch, integers, named, number_columns, numbers, texts, times
 from probing.daemon.context import Context
 from probing.daemon.net.counters import UNKNOWN, Counters, Differences, per_second
 from probing.daemon.net.node_sysfs import node_processes
-from probing.daemon.net.pauses import Pauses
 from probing.daemon.net.rdma.reading import COUNTED
 from probing.daemon.processes.readers import Readers
 from probing.daemon.source import Sink, Source

@@ -17,10 +17,10 @@ import pytest
 from query_helpers import Inetd
 from waiting import until
 
+from probing.daemon import backoff
 from probing.daemon.config import DiagnoseConfig
 from probing.daemon.diagnose.finding_row import finding_row
 from probing.daemon.diagnose.hooks import Hooks, job_itself
-from probing.daemon.net import pauses
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 
 VERDICT = Verdict("not_joined", "hang", "t", "", "", "", "", ())
@@ -245,7 +245,7 @@ def test_a_webhook_that_is_silent_is_given_up(start: Start, web: Callable[..., _
 def test_a_hook_that_failed_is_tried_again(
     tmp_path: Path, start: Start, web: Callable[..., _Web], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pauses, "FIRST_S", 0.05)
+    monkeypatch.setattr(backoff, "FIRST_S", 0.05)
     server = web(503)
     # Its second run succeeds.
     text = f"echo >>{tmp_path}/runs; [ $(wc -l <{tmp_path}/runs) -gt 1 ]"

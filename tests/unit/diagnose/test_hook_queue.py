@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from long import examples
 
+from probing.daemon import backoff
 from probing.daemon.diagnose.hooks import MAX_TRIES, MAX_WAITING, HookQueue
-from probing.daemon.net import pauses
 
 STRANGER, VICTIM = "uid 65534", "uid 1000"
 
@@ -79,7 +79,7 @@ def test_a_newer_row_of_a_finding_takes_its_place() -> None:
 
 def test_a_hook_that_failed_waits_longer_each_time_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(pauses, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: now[0]))
     waiting = queue()
     waiting.put(row(STRANGER, 1))
     spans = []

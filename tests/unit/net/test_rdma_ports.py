@@ -14,8 +14,8 @@ from infiniband import make_port, write
 from probing.api.errors import TargetTimeout
 from probing.api.rdma_counters import COUNTERS, HW_COUNTERS
 from probing.api.tables.rdma import PORTS
+from probing.daemon import backoff
 from probing.daemon.clock import FakeClock
-from probing.daemon.net import pauses
 from probing.daemon.net.rdma import source as port_source
 from probing.daemon.net.rdma.reading import PortReader, device_names
 from probing.daemon.net.rdma.source import RdmaPorts
@@ -131,7 +131,7 @@ def test_a_device_that_does_not_answer_holds_up_no_other(world: World, monkeypat
     asked = world.reads.count("rdma_ports")
     assert len(world.tick()) == 2
     assert world.reads.count("rdma_ports") == asked + 1
-    monkeypatch.setattr(pauses.time, "monotonic", lambda: 10.0**9)
+    monkeypatch.setattr(backoff.time, "monotonic", lambda: 10.0**9)
     world.hanging = set()
     assert len(world.tick()) == 3
     assert world.source.states(TOTALS)[0].state == "running"

@@ -1,0 +1,74 @@
+"""Back-off: what does not answer is left alone for a while, longer each time in a row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+__all__ = (
+    "Patience",
+    "Pauses",
+)
+
+FIRST_S = 30.0
+MAX_S = 480.0
+MAX_HELD = 1_024
+
+
+class Pauses:
+    """Pauses by name. Not safe for two threads at once. Times are on time.monotonic()."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, tuple[float, float]] = {}
+
+    def held(self, name: str) -> bool:
+        """Returns whether ``name`` is left alone now."""
+        until, _ = self._until.get(name, (0.0, 0.0))
+        return until > time.monotonic()
+
+    def failed(self, name: str) -> None:
+        """Leaves ``name`` alone for 30 s, twice as long each time in a row, 480 s at most."""
+        _, before = self._until.pop(name, (0.0, 0.0))
+        span = min(before * 2 or FIRST_S, MAX_S)
+        self._until[name] = (time.monotonic() + span, span)
+        while len(self._until) > MAX_HELD:
+            self._until.pop(next(iter(self._until)))
+
+    def worked(self, names: Iterable[str]) -> None:
+        """Ends the pauses of ``names``, which have answered."""
+        if self._until:
+            for name in names:
+                self._until.pop(name, None)
+
+    def names(self) -> list[str]:
+        """Returns the names that failed and have not answered since."""
+        return list(self._until)
+
+
+MOST_DOUBLINGS = 6
+
+
+class Patience:
+    """How often a reader is asked that does not answer: each failure in a row doubles the time to the next question.
+
+    ``reason``: why the last question had no answer; empty when it had one.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._failures = 0
+
+    @property
+    def factor(self) -> int:
+        """By how much the interval is longer than usual: 1 to 64."""
+        return 1 << self._failures
+
+    def failed(self, reason: str) -> None:
+        # A reader that is blocked is killed and replaced: once a minute is often enough.
+        self._failures = min(MOST_DOUBLINGS, self._failures + 1)
+        self.reason = reason
+
+    def answered(self, reason: str = "") -> None:
+        """``reason``: what the answer lacks."""
+        self._failures = 0
+        self.reason = reason
