@@ -45,7 +45,7 @@ class Model:
     """Keeps from one refresh to the next: rates, lags, series, the last rows of absent nodes."""
 
     def __init__(self, window: float, silent: Callable[[list[Row]], list[Row]] = lambda _: []) -> None:
-        """``window``: seconds over which rates are taken. ``silent`` is called as by ``ranks.rank_rows``."""
+        """``window``: seconds over which rates are taken. ``silent``: as for ``collectives.ranks.rank_rows``."""
         self._silent = silent
         self._known: dict[str, NodeRows] = {}
         # By address, when its known findings were asked for, time.monotonic().

@@ -14,8 +14,8 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any proc
   most 1,024): payload, the text of /proc/PID/maps; header ``truncated``.
 * ``open`` (``start`` of a mapping, ``served``: also on FUSE): header ``identity``, ``dev``, ``inode``, ``size``,
   ``mtime_ns``; one descriptor.
-* ``files`` (``process`` [pid, start_ns], 0: the reader's; ``paths``): header, ``processes.rooted_file.find_files``.
-* ``file`` (``process``, ``path``, ``uid``): header and one descriptor, ``processes.rooted_file.open_file``.
+* ``files`` (``process`` [pid, start_ns], 0: the reader's; ``paths``): header, ``processes.files.find_files``.
+* ``file`` (``process``, ``path``, ``uid``): header and one descriptor, ``processes.files.open_file``.
 * ``condition``, ``loads``: payload, JSON, see ``processes.conditions.condition``.
 * ``usage``: ``host.cpu.reading.UsageReader.answer``. ``node``: ``host.node.reading.NodeReader.answer``.
 * ``space``: ``host.node.space.answer_space``.

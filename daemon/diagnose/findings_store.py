@@ -38,7 +38,7 @@ class _Collector(Protocol):
 
 
 class FindingsStore:
-    """Implements ``watch.Store``."""
+    """Reads stored findings by queries, and has the collector store new ones."""
 
     def __init__(self, collector: _Collector, queries: Queries, node: str) -> None:
         self._newest = _NEWEST.format(node=sql_text(node))

@@ -154,7 +154,7 @@ class _Offer(NamedTuple):
 
 
 class Coordinator:
-    """Implements ``watch.Cluster``. ``start`` begins the threads that share rows and look at claims.
+    """This node among those of its jobs. ``start`` begins the threads that share rows and look at claims.
 
     ``look_s``: seconds between two looks at whether a job that another node leads stands still.
     """

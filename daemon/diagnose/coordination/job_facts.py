@@ -108,7 +108,7 @@ _Answers = dict[str, Facts]
 
 
 class JobFacts:
-    """Implements ``watch.Jobs`` over all nodes of a job. Safe for many threads."""
+    """The facts of jobs, from all nodes of each. Safe for many threads."""
 
     def __init__(self, node: str, local: Gatherer, peers: Proofs, rules: Sequence[Rule] = RULES) -> None:
         self._node = node

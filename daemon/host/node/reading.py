@@ -63,7 +63,7 @@ class NodeReader:
 
         ``mono_ns``; ``memory`` and ``vm`` (numbers by MEMINFO and VMSTAT), ``pressure`` by resource, ``disks``
         (counters by name, with ``life``); ``processes``: for each target ``io``, ``io_delay_ns``, ``memory_group`` and
-        ``pressure_group``, null for one that ended; ``memory_groups`` and ``pressure_groups``: see ``groups.Groups``.
+        ``pressure_group``, null for one that ended; ``memory_groups`` and ``pressure_groups``: ``kernel_files.Groups``.
         """
         deadline = time.monotonic() + min(int(request.get("timeout_ms") or 500), 30_000) / 1000
         groups = Groups(parse_mounts(self._read("self/mountinfo", MAX_MOUNTINFO)))

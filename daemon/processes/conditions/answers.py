@@ -30,7 +30,7 @@ class ConditionAnswers:
         """Returns ``processes``, ``loads`` and ``failures``. Raises NotFound for an unknown job or pid.
 
         ``processes``: job, run, rank and role of each, and what ``read_condition`` returns. ``loads``: all processes of
-        the node as ``neighbours.Load``, None when they were not read in time. ``timeout`` in seconds for all of it.
+        the node as ``counters.Load``, None when they were not read in time. ``timeout`` in seconds for all of it.
         """
         deadline = time.monotonic() + timeout
         by_key = {(i.pid, i.start_ns): i for i in self._chosen(pids, job)}

@@ -50,7 +50,7 @@ def answer_condition(target: Target, request: Header) -> Message:
 
 
 def answer_loads(request: Header) -> Message:
-    """Answers the reader's request ``loads`` {timeout_ms} with ``neighbours.read_loads`` as JSON."""
+    """Answers the reader's request ``loads`` {timeout_ms} with ``counters.read_loads`` as JSON."""
     return Message({}, json.dumps(read_loads(_deadline(request))).encode())
 
 
