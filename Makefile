@@ -45,12 +45,11 @@ tree:
 	@ln -s $(addprefix ../../../,api $(PACKAGES)) $(TREE)/
 
 check: install proto-check docs-check types ## style, types, import contracts
-	$(PYTHON) -m ruff check -q .
-	$(PYTHON) -m ruff format -q --check .
+	@$(PYTHON) -m ruff check -q . && $(PYTHON) -m ruff format -q --check . || { echo "hint: make format mends what a program can mend"; exit 1; }
 
 types: tree
 	$(PYTHON) -m mypy -p probing
-	PYTHONPATH=.build/tree .venv/bin/lint-imports --no-logo
+	@PYTHONPATH=.build/tree .venv/bin/lint-imports --no-logo || { echo "hint: [tool.importlinter] in pyproject.toml has the contracts"; exit 1; }
 
 format: ## the layout of the code, sorted imports, and what else ruff can mend
 	$(PYTHON) -m ruff check --fix .

@@ -190,7 +190,7 @@ def test_each_column_is_filled_and_each_metric_shown(scene: Scene) -> None:
         }
         return {name: columns for name, columns in left.items() if columns}
 
-    until(lambda: not missing(), 45, what=lambda: f"columns without a value: {missing()}")
+    until(lambda: not missing(), 45, what=lambda: f"values, or lines in tests/filled_columns.py: {missing()}")
     # THEN every metric that the page of the documentation lists has figures
     documented = set(re.findall(r"^\| `(probingd_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
     shown = _families(scene.page)

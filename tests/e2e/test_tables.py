@@ -117,4 +117,4 @@ def test_every_row_has_node_and_time(daemon: Daemon, training: str) -> None:
     assert {row["name"] for row in rows} == set(TABLES)
     for row in rows:
         assert row["n"] == row["ts"] == row["node"], row
-        assert row["name"] in MAY_BE_EMPTY or row["n"], row
+        assert row["name"] in MAY_BE_EMPTY or row["n"], f"{row['name']} has no row: see `awaited` and MAY_BE_EMPTY"

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import tomllib
 
+from probing.api.tables import TABLES, Table
+from probing.client.app import CLUSTER_COMMANDS, COMMANDS, RANKS_COMMANDS
+from probing.daemon.collector.source_set import SOURCES
+from probing.daemon.source import Source
 from probing.daemon.supervisor.children import PROGRAMS
+from probing.diagnosis.ladder import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -50,7 +55,43 @@ def test_packages_are_the_folders() -> None:
             found.add(".".join([name, *path.parent.relative_to(ROOT / folder).parts]))
     listed = PROJECT["tool"]["setuptools"]["packages"]
     assert listed == sorted(listed)
-    assert found == set(listed)
+    assert found - set(listed) == set(), "`packages` in pyproject.toml lacks these folders"
+    assert set(listed) - found == set(), "`packages` in pyproject.toml has folders that do not exist"
+
+
+def test_each_part_is_in_its_list() -> None:
+    # A part that its list lacks does nothing, and no other test may notice.
+    loaded = {name: importlib.import_module(name) for name in modules()}
+    things = {thing for module in loaded.values() for name, thing in vars(module).items() if _is_part(name, thing)}
+    sources = {thing for thing in things if isinstance(thing, type)}
+    assert sources - set(SOURCES) == set(), "SOURCES in daemon/collector/source_set.py lacks these"
+    tables = {thing.name for thing in things if isinstance(thing, Table)}
+    assert tables - TABLES.keys() == set(), "TABLES in api/tables/__init__.py lacks these"
+    rules = {module for name, module in loaded.items() if name.startswith("probing.diagnosis.rules.")}
+    assert rules - set(RULES) == set(), "RULES in diagnosis/ladder.py lacks these"
+    commands = {name.rpartition(".")[2] for name in loaded if name.startswith("probing.client.commands.")}
+    entries = (*COMMANDS.values(), *CLUSTER_COMMANDS.values(), *RANKS_COMMANDS.values())
+    assert commands - {entry.module for entry in entries} == set(), "COMMANDS in client/app.py lacks these"
+
+
+def _is_part(name: str, thing: object) -> bool:
+    """Whether ``thing`` is a table, or a class of sources that the collector builds."""
+    if isinstance(thing, type):
+        return issubclass(thing, Source) and hasattr(thing, "make") and not name.startswith("_")
+    return isinstance(thing, Table)
+
+
+def test_classes_that_docstrings_name_exist() -> None:
+    # As ``module.Class`` or ``package.module.CONSTANT``; NAME is a placeholder.
+    known = {name: importlib.import_module(name) for name in modules()}
+    lost = [
+        f"{module}: {place}{name}"
+        for module in known
+        for place, name in re.findall(r"``((?:[a-z]\w*\.)+)([A-Z]\w*)``", source(module).read_text())
+        if name != "NAME"
+        and not any(f".{path}.".endswith(f".{place}") and hasattr(known[path], name) for path in known)
+    ]
+    assert lost == []
 
 
 def test_public_names_are_listed() -> None:
@@ -145,6 +186,16 @@ def test_both_readmes_show_the_same_commands() -> None:
         return set(re.findall(r"`(probing(?:ctl|d) \w+)|^((?:make|systemctl) \w+)", (ROOT / name).read_text(), re.M))
 
     assert commands("README.md") == commands("README.zh-CN.md")
+
+
+def test_each_command_is_described() -> None:
+    # flamegraph is described with profile; neither it nor export writes JSON.
+    shown = {name for name, entry in COMMANDS.items() if not entry.hidden} - {"flamegraph"}
+    cli = re.findall(r"^\| `(\w+)", (ROOT / "docs" / "cli.md").read_text(), re.M)
+    assert shown - set(cli) == set(), "docs/cli.md lacks these commands"
+    lines = re.findall(r"^\*\*`.*", (ROOT / "docs" / "json.md").read_text(), re.M)
+    json = {name for line in lines for name in re.findall(r"`(\w+)", line.partition(":")[0])}
+    assert shown - json - {"export"} == set(), "docs/json.md lacks these commands"
 
 
 def test_the_license_is_whole() -> None:

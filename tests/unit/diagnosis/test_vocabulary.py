@@ -123,8 +123,8 @@ def test_each_verdict_says_all_of_itself(verdict: Verdict) -> None:
     assert set(verdict.situations) <= {situation.id for situation in SITUATIONS}
     if verdict not in GENERAL:
         assert verdict.next_steps
-        assert SHOWN_BY[verdict.id]
-    assert set(SHOWN_BY.get(verdict.id, ())) <= functions_of_tests()
+        assert SHOWN_BY.get(verdict.id), "name the tests that show it in SHOWN_BY"
+    assert set(SHOWN_BY.get(verdict.id, ())) - functions_of_tests() == set(), "SHOWN_BY names tests that do not exist"
 
 
 def test_no_two_rules_give_one_verdict_two_meanings() -> None:
