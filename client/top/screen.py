@@ -36,11 +36,7 @@ if TYPE_CHECKING:
 
     from probing.client.top.live import Live
 
-__all__ = (
-    "help_page",
-    "run_screen",
-    "style_of",
-)
+__all__ = ("Canvas", "Changed", "TopApp", "help_page", "run_screen", "style_of")
 
 _TEXT = f"""
 KEYS
@@ -124,7 +120,7 @@ def style_of(name: str, *, selected: bool = False) -> Style:
 _REDRAW_S = 1.0
 
 
-class _Changed(Message):
+class Changed(Message):
     """The message that there is something new to draw."""
 
 
@@ -144,7 +140,7 @@ class _Driver(LinuxDriver):
         return super()._get_terminal_size()
 
 
-class _Canvas(Widget):
+class Canvas(Widget):
     """Lines that fill the screen."""
 
     DEFAULT_CSS = "Canvas { width: 100%; height: 100%; }"
@@ -165,7 +161,7 @@ class _Canvas(Widget):
         return Strip(segments).adjust_cell_length(self.size.width, style_of("", selected=selected))
 
 
-class _TopApp(App[int]):
+class TopApp(App[int]):
     """Draws the pages of ``live`` and passes keys to it."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -174,7 +170,7 @@ class _TopApp(App[int]):
     def __init__(self, live: Live) -> None:
         super().__init__(driver_class=_Driver, ansi_color=True)
         self._live = live
-        self._canvas = _Canvas()
+        self._canvas = Canvas()
         self.problem: Exception | None = None
         self._leaving = False
         self._runs_in: asyncio.AbstractEventLoop | None = None
@@ -221,7 +217,7 @@ class _TopApp(App[int]):
     def _wake(self) -> None:
         # Called by the threads that fetch; the message waits in a queue.
         if self.is_running:
-            self.post_message(_Changed())
+            self.post_message(Changed())
 
     def _draw(self) -> None:
         width, height = self.size
@@ -250,7 +246,7 @@ class _TopApp(App[int]):
 
 def run_screen(live: Live) -> None:
     """Shows the screen until q, Ctrl-C, SIGINT or SIGTERM; then the process has a moment to end by itself."""
-    app = _TopApp(live)
+    app = TopApp(live)
 
     before = {
         number: signal.signal(number, lambda _number, _frame: app.leave_soon())

@@ -14,7 +14,7 @@ from probing.client.top.health import Absent
 from probing.client.top.model import Model, View, key_of
 from probing.client.top.page import Page, main_page
 from probing.client.top.rank_page import RankFacts, rank_page
-from probing.client.top.screen import help_page, style_of
+from probing.client.top.screen import Changed, TopApp, help_page, style_of
 from probing.client.top.state import SORTS, State, shown
 
 SIZES = [(80, 24), (200, 60), (40, 10), (20, 4), (1, 1), (500, 3)]
@@ -199,3 +199,8 @@ def test_no_line_of_the_help_is_cut_at_80_columns() -> None:
     lines, _ = help_page(0, 80, 60)
     assert not any("…" in text_of(line) or "~" in text_of(line) for line in lines)
     assert any("hide the jobs that have ended" in text_of(line) for line in lines)
+
+
+def test_what_is_new_is_drawn_when_it_comes() -> None:
+    # Textual finds the method by the name of the message: without it a screen is a second late.
+    assert getattr(TopApp, Changed.handler_name, None) is TopApp.on_changed
