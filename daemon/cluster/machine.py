@@ -177,7 +177,7 @@ class Machine:
         """
         if name not in self.view.table.entries:
             return None
-        # A probe: what does not answer it is not asked for by further relays.
+        # Purpose.PROBE: if the pinged node does not answer, this node asks no further relays to ping it.
         call = self._ping(name, now)._replace(purpose=Purpose.PROBE)
         return call._replace(message=call.message._replace(nonce=nonce)) if nonce else call
 

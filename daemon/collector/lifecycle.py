@@ -32,7 +32,7 @@ __all__ = (
 )
 
 FIRST_S, LAST_S = 0.2, 10.0
-# A process that has not come for so long is forgotten.
+# After this time without ``passing`` being asked about a process it is forgotten, s.
 QUIET_S = 30.0
 
 

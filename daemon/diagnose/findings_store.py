@@ -95,7 +95,8 @@ class Outbox:
         self.stored = self.lost = 0
 
     def put(self, events: Iterable[Event]) -> None:
-        """Queues rows that were found here. The hook comes first: should this node die now, it is not lost."""
+        """Queues rows that were found here. The hook gets a new finding before it is stored: if this node dies in
+        between, the finding is not lost."""
         for event in events:
             row = {**event.row, "found_by": self._node}
             self._queue(self._rows, row, MAX_ROWS)

@@ -89,7 +89,7 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 
 def text_of(value: bytes, limit: int = 64) -> str:
-    """Returns the text of an attribute without its end."""
+    """Returns the text of an attribute up to its NUL byte, at most ``limit`` bytes."""
     return value.split(b"\0", 1)[0][:limit].decode("utf-8", "replace")
 
 

@@ -66,7 +66,7 @@ def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Fac
     size = MAX_WORLD if own.world_size is None else own.world_size
     shifted = _shifted(facts.nodes[0], answer)
     if abs(shifted.taken_ns - shifted.clock_offset_ns - own.taken_ns) > _APART_NS:
-        raise PeerError("its facts are of another time than it was asked at")
+        raise PeerError("its facts are of another time than the one asked for")
     gap = facts.usual_gap_ns
     if gap is not None and own.usual_gap_ns is not None:
         gap = min(gap, _GAPS * own.usual_gap_ns)

@@ -30,7 +30,7 @@ MAX_ASKED = 16
 # Times in an examination that nodes are asked, as each answer may show more of them.
 _ROUNDS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-# While claims count without proof the pauses are shorter, s.
+# The longest pause while a run is young, s: until then claims count without proof.
 _YOUNG_PAUSE_S = 2.0
 # A job may read its data for so long before its first operation, s.
 START_S = 600.0

@@ -50,7 +50,7 @@ class Topology:
             try:
                 rows += [*self._nvlinks(gpu), self._pcie(gpu)]
             except DeviceLost:
-                # A reading of this GPU says so.
+                # The next reading of this GPU's values reports that it is lost.
                 continue
         return rows
 

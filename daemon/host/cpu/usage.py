@@ -62,7 +62,7 @@ class Ledger:
 
     def _new(self, key: tuple[int, ...]) -> int:
         if key in self._slots or len(self._slots) >= self._most:
-            return -1  # a reader that names one task twice gets one place
+            return -1  # if a reader names a task twice, only the first gets a slot
         if not self._free:
             size = len(self._rows)
             self._rows = np.concatenate([self._rows, np.zeros(size, ROW)])

@@ -170,9 +170,10 @@ def found_of(now: Reading, before: Reading, owners: _Integers) -> Found | None:
 
 
 def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
-    """Returns places (see ``rows``) and figures of each process, pair of addresses and rank at the other end.
+    """Returns two sets of columns with a row for each process, pair of addresses and peer rank: what identifies the row
+    (``at`` of ``rows.tcp_batch``), and its figures.
 
-    ``peer_rank``: of each connection, -1 where it is not known.
+    ``peer_rank``: the rank at the other end of each connection, -1 where it is not known.
     """
     count, ranks = len(found.addresses), int(peer_rank.max()) + 2
     pair = (found.process * count + found.local) * count + found.peer
@@ -190,9 +191,9 @@ def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
 
 
 def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None:
-    """Returns places and figures of each run and pair of addresses whose connections leave the namespace.
+    """Returns the same (``rows.path_batch``) for each run and pair of addresses whose connections leave the namespace.
 
-    ``run_of``: the index of the run of each process. None: there are no such connections.
+    ``run_of``: the index of the run of each process. None: no connection leaves the namespace.
     """
     away = np.flatnonzero(~found.peer_local)
     if not len(away):

@@ -52,7 +52,7 @@ class DiagSockets:
 
     @property
     def refused(self) -> Iterable[int]:
-        """The namespaces without one."""
+        """The namespaces in which no socket could be opened, by the inode of /proc/PID/ns/net."""
         return list(self._refused)
 
     def of(self, netns: int) -> socket.socket:
@@ -106,7 +106,7 @@ class DiagSockets:
 
 _MAX_PROCESSES = 1_024
 OWNERS_TIMEOUT_S = 2.0
-# A look is taken after so long in any case, and for new sockets not before.
+# The longest time between two looks, and the shortest, even with new sockets (not with new processes), s.
 AT_LEAST_S = 60.0
 SOON_S = 5.0
 # Looks may take this part of a core.
