@@ -1,4 +1,4 @@
-"""How often readers are asked that do not answer: each failure in a row doubles the time to the next question."""
+"""Spaces the requests to a reader that does not answer: each failure in a row doubles the time to the next request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MOST_DOUBLINGS = 6
 
 
 class Patience:
-    """``reason``: why the last question had no answer; empty when it had one."""
+    """``reason``: why the last request had no answer, or what the answer lacked; empty when nothing was missing."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -16,7 +16,7 @@ class Patience:
 
     @property
     def factor(self) -> int:
-        """By how much the interval is longer than usual: 1 to 64."""
+        """The factor by which the interval is longer than usual: 1 to 64."""
         return 1 << self._failures
 
     def failed(self, reason: str) -> None:
@@ -25,6 +25,6 @@ class Patience:
         self.reason = reason
 
     def answered(self, reason: str = "") -> None:
-        """``reason``: what the answer lacks."""
+        """Takes an answer. ``reason``: what the answer lacks."""
         self._failures = 0
         self.reason = reason
