@@ -1,4 +1,4 @@
-"""What does not answer is left alone for a while, longer each time."""
+"""Pauses of requests, and of devices, that get no answer: each failure in a row makes the pause longer."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ MAX_HELD = 1_024
 
 
 class Pauses:
-    """Not safe for two threads at once. Times are on time.monotonic()."""
+    """The pauses by name. Not safe for two threads at once. Times are on time.monotonic()."""
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, float]] = {}
 
     def held(self, name: str) -> bool:
-        """Returns whether ``name`` is left alone now."""
+        """Returns whether ``name`` pauses now."""
         until, _ = self._until.get(name, (0.0, 0.0))
         return until > time.monotonic()
 
     def failed(self, name: str) -> None:
-        """Leaves ``name`` alone for 30 s, twice as long each time in a row, 480 s at most."""
+        """Begins a pause of ``name``: 30 s, twice as long each time in a row, 480 s at most."""
         _, before = self._until.pop(name, (0.0, 0.0))
         span = min(before * 2 or FIRST_S, MAX_S)
         self._until[name] = (time.monotonic() + span, span)
@@ -32,11 +32,11 @@ class Pauses:
             self._until.pop(next(iter(self._until)))
 
     def worked(self, names: Iterable[str]) -> None:
-        """These have answered."""
+        """Forgets the failures of ``names``, which have answered."""
         if self._until:
             for name in names:
                 self._until.pop(name, None)
 
     def names(self) -> list[str]:
-        """Those that failed and have not answered since."""
+        """Returns the names that failed and have not answered since."""
         return list(self._until)
