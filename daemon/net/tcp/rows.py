@@ -65,7 +65,10 @@ def tcp_batch(
 def path_batch(
     node: str, ts_ns: int, runs: Sequence[tuple[str, str]], at: Columns, addresses: Sequence[str], figures: Columns
 ) -> pa.RecordBatch:
-    """Returns rows of net.paths. ``at``, by row: run (index in ``runs``: job, run), local, peer, interval, processes."""
+    """Returns rows of net.paths.
+
+    ``at``, by row: run (index in ``runs``, of job and run), local, peer, interval, processes.
+    """
     columns = _common(node, ts_ns, at, addresses, figures)
     columns |= {
         "job": texts([job for job, _ in runs], at["run"]),
