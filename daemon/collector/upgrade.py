@@ -1,4 +1,4 @@
-"""Writes the records that the programs of another version still hold, finished and open ones, to the log once."""
+"""Writes the finished and open records that the programs of another version still hold to the log, once."""
 
 from __future__ import annotations
 
