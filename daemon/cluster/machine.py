@@ -103,7 +103,7 @@ class Machine:
         self.seeds = tuple(seeds)
         self._key = key_of(own.name)
         self._rng = rng or random.Random()  # noqa: S311
-        # By seed: the name of the node that answered there.
+        # The name of the node that answered at each seed.
         self._names: dict[str, str] = {}
         self._wall_ns = 0
         self._ticks = 0

@@ -99,7 +99,7 @@ class Update(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Of two updates about one name the higher rank holds."""
+        """The rank of the update: of two updates about one name the update of higher rank holds."""
         return self.record.incarnation, self.claim, self.record.uid
 
 

@@ -31,7 +31,7 @@ MAX_RIVALS = 64
 
 
 class Times(NamedTuple):
-    """Seconds between two pings of a watched node, and without an answer until a node is suspect, then failed."""
+    """Times, s: between two pings of a watched node, and without an answer until a node is suspect, then failed."""
 
     heartbeat: float = 1.0
     suspect: float = 2.0

@@ -1,4 +1,4 @@
-"""What the daemon records about itself: rows of its store, cost and versions, findings of the service, and status."""
+"""Rows that the daemon records about itself: its store, cost and versions, findings of the service; and its status."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ __all__ = (
 )
 
 FIRST_S, LAST_S = 0.2, 10.0
-# After this time without ``passing`` being asked about a process it is forgotten, s.
+# How long a process is remembered that ``passing`` is not asked about, s.
 QUIET_S = 30.0
 
 

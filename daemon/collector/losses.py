@@ -21,7 +21,7 @@ ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
 
 
 class _BudgetedSession(Protocol):
-    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
+    """The part of ``probing.daemon.bpf.session.Session`` that is needed here."""
 
     def refusals(self, before_ns: int | None = None) -> dict[tuple[int, int], int]: ...
 

@@ -67,7 +67,7 @@ class Refusal:
 
 
 class Files:
-    """For one thread; ``attached`` and ``refused`` are safe for any."""
+    """The register, for one thread; ``attached`` and ``refused`` are safe for any thread."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, ProbedFile] = {}

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session(Protocol):
-    """What of ``probing.daemon.bpf.session.Session`` is needed here."""
+    """The part of ``probing.daemon.bpf.session.Session`` that is needed here."""
 
     def identity(self, fd: int) -> Identity: ...
 

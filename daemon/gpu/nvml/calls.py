@@ -61,7 +61,7 @@ class Running(NamedTuple):
 
 
 class Calls:
-    """For one thread; ``running`` is for any, with ``lock``.
+    """Calls NVML, for one thread; ``running`` is for any thread, with ``lock``.
 
     ``timeout_s``: how long a call may take; starting the driver and its devices may take ``START_S``.
     """

@@ -19,7 +19,7 @@ __all__ = ("EventThread",)
 WAIT_MS = 2_000
 MAX_WAITING = 4_096
 _NO_INSTANCE = 0xFFFFFFFF
-# After an error of the wait itself, s.
+# The pause after an error of the wait itself, s.
 RETRY_S = 1.0
 
 

@@ -57,7 +57,7 @@ class Failure:
 
 
 class NvmlSession:
-    """For one thread. ``absent`` returns why there is no use in a start, or an empty text."""
+    """Polls the process, for one thread. ``absent`` returns why a start would be of no use, or an empty text."""
 
     def __init__(
         self,

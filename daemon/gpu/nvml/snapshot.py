@@ -91,7 +91,7 @@ def _percent(value: int) -> int | None:
 
 
 class Snapshots:
-    """For one thread. ``library`` is the path of libnvidia-ml.so.1, empty for the loader's."""
+    """Answers polls, for one thread. ``library``: the path of libnvidia-ml.so.1; empty: the loader finds it."""
 
     def __init__(self, calls: Calls, waits: Calls, library: str, sysfs: Path) -> None:
         self._calls, self._waits = calls, waits

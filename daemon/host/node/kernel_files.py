@@ -31,7 +31,7 @@ __all__ = (
 )
 
 Pressure = dict[str, list[float]]
-"""By ``some`` and ``full``: the averages over 10, 60 and 300 s in %, and the total in us."""
+"""The averages over 10, 60 and 300 s in %, and the total in us, by ``some`` and ``full``."""
 _DISK_FIELDS = (
     "reads",
     "reads_merged",

@@ -1,5 +1,5 @@
-"""One reading of the connections of a network namespace, and what watched processes did on each path since the reading
-before.
+"""One reading of the connections of a network namespace, and the figures of watched processes on each path since the
+reading before.
 """
 
 from __future__ import annotations
