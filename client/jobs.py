@@ -60,7 +60,8 @@ def _is_pid(text: str) -> bool:
 
 
 def silent_nodes(cluster: Queries, asked: int = 0, *, besides: tuple[type[Exception], ...] = ()) -> dict[str, str]:
-    """Returns the reason for each node that did not answer: in the outcomes from number ``asked`` on, or at all.
+    """Returns, by node, why it did not answer: for nodes in ``cluster.absent``, and nodes that failed in the outcomes
+    from number ``asked`` on.
 
     ``besides``: errors that count as answers.
     """

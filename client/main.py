@@ -80,7 +80,7 @@ def _command(arguments: list[str]) -> int:
     except typer.Exit as e:
         return e.exit_code
     except SystemExit as e:
-        # click raises it for a BrokenPipeError.
+        # click turns a BrokenPipeError into SystemExit(1).
         return _NO_READER if e.code == 1 else int(e.code or 0)
     except click_error as e:
         raise _usage(e) from None

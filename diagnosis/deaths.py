@@ -150,7 +150,7 @@ def _first(death: Death, died: Sequence[Death], case: Case) -> First:
     alike = tuple(d for d in died if d is not death and _alike(d, death))
     if alike:
         return First(death, 0.8, alike=alike)
-    # Only a process that ends by itself can come after those that end because of it.
+    # Victims may end before their cause only if the cause ends by itself: it closes its sockets before it exits.
     before = [d for d in died if d.at_ns < death.at_ns]
     rivals = [d for d in died if d is not death and _rivals(case, d, death)]
     if rivals:

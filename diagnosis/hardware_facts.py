@@ -24,10 +24,11 @@ __all__ = (
 class Gpu:
     """A GPU. ``state``: ok, lost (it fell off the bus, or wants a reset) or gone; ``reason``: why it is not ok.
 
-    Parts of the time, 0 to 1: ``busy``, and those in which its clock was held down by the power limit, by heat and by
-    the external power brake. Clocks are in MHz, ``clock_mhz`` a median. ``remap_pending`` and ``remap_failed``: of rows
-    of its memory. ``recovery``: what the driver asks for. ``lanes``: of PCIe, as trained.
-    ``fabric``: "CLUSTER/CLIQUE", those GPUs of all nodes that NVLink switches connect with it; None without such ones.
+    Shares of the time, 0 to 1: ``busy``, and ``power_capped``, ``thermal``, ``power_brake``, in which the power limit,
+    heat or the external power brake held the clock down. Clocks are in MHz, ``clock_mhz`` a median. ``remap_*``: rows
+    of its memory wait for a remap, or failed it. ``recovery``: the action that the driver asks for. ``lanes``: of PCIe,
+    as trained. ``fabric``: "CLUSTER/CLIQUE", the same for all GPUs, of any node, that NVLink switches connect with this
+    GPU; None if no switch does.
     ``counts_nvlink``: the counters of its NVLinks are read, so that their errors are events.
     """
 

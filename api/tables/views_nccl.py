@@ -1,4 +1,4 @@
-"""What Probing's NCCL profiler plugin writes under ``nccl``, as far as probes on the library see it."""
+"""Views ``nccl.*`` with the columns that Probing's NCCL profiler plugin writes; here filled from probes on libnccl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Probing's hooks inside a job write under ``python``, as far as it shows from outside."""
+"""Views ``python.*`` with the columns that Probing's hooks write from inside a job; here filled from outside."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ _HELD_BY_CUDA = (
     " allocator's caches are in it, unlike in torch's own figure. Where cuda.memory has nothing it is what the driver"
     " says that the process has of its devices, with the CUDA context; NULL where neither says anything"
 )
-# By the driver: of all devices of a process, as of the last reading before the end of a step, unless that is old.
+# Memory that the driver reports, summed over the devices of a process. _USED: the last reading before the end of a
+# step, unless it is older than 30 s.
 _OF_DRIVER = (
     "(SELECT node, pid, start_ns, ts, sum(used_bytes) AS used FROM gpu.processes"
     " WHERE used_bytes IS NOT NULL AND start_ns IS NOT NULL GROUP BY node, pid, start_ns, ts)"

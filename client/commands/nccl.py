@@ -81,7 +81,9 @@ def _require_comm(cluster: Cluster, job: str | None, comm: str) -> None:
     sql = f"SELECT count(*) AS known FROM comm.communicators WHERE comm = {sql_text(comm)} AND {of_job}"
     if not rows_of(cluster.query(sql))[0]["known"]:
         whose = "" if job is None else f" of job {job}"
-        raise NotFound(f"there is no communicator {comm}{whose}", hint="`probingctl nccl` shows those with operations")
+        raise NotFound(
+            f"there is no communicator {comm}{whose}", hint="`probingctl nccl` shows the communicators with operations"
+        )
 
 
 def collect(

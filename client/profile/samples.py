@@ -148,7 +148,7 @@ def _changed(cluster: Cluster, changes: dict[str, str], targets: Sequence[Change
             cluster.config(key, changes[key], **_with(target, {"seconds": length}))
         yield
     finally:
-        # A process may have ended; on a node that does not answer the change soon ends by itself.
+        # Errors are ignored: a process may have ended; on a node that does not answer the change ends by itself.
         for target, key in asked:
             with suppress(ProbingError):
                 cluster.config(key, **_with(target, {"reset": True}))

@@ -27,8 +27,8 @@ class Credentials:
         self._names: dict[str, str] = {}
 
     def bind(self, peers: Iterable[pb.Peer]) -> None:
-        """Notes whose addresses the target knows: of nodes that take a token bound to their names, and of those whose
-        names something proves."""
+        """Remembers the names behind the addresses that the target gave: of nodes that take a token bound to their
+        name, and of nodes whose name is proven."""
         known = list(peers)
         self._nodes.update((peer.address, peer.node) for peer in known if peer.bound)
         self._names.update((peer.address, peer.node) for peer in known if peer.bound or peer.proof)

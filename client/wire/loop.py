@@ -75,5 +75,8 @@ class Work(Generic[T]):
 
 
 def wait(work: Coroutine[Any, Any, T]) -> T:
-    """Returns or raises what ``work`` does in the loop. Ctrl-C ends the wait, and the work. Not for the loop itself."""
+    """Runs ``work`` in the loop; returns its result or raises its error. Ctrl-C ends the wait and the work.
+
+    Must not be called from the loop's own thread.
+    """
     return Work(work).result()

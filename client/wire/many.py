@@ -65,7 +65,7 @@ class Question:
         self._policy = policy or Policy()
         self._done = done
         self._answered: Callable[..., None] = done
-        # Answers by address, and nodes in the middle that did not pass on all.
+        # Answers by address; relaying nodes that did not forward the answers of all nodes behind them.
         self._results: dict[str, Named | Failed] = {}
         self._broken: list[Failed] = []
 

@@ -182,7 +182,8 @@ class Node:
             try:
                 part: pb.QueryReply | None = await call.next()
             except QueryRejected as e:
-                # Statements that are refused are parts of an answer. An older node sees a request without SQL.
+                # A node reports refused statements within its answer. A node that refuses the whole request without a
+                # code is older, and found no SQL in the request.
                 raise e if e.code or not request.statements else too_old(self.address) from None
             return part
 

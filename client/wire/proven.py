@@ -49,9 +49,10 @@ _NOT_SENT = "the token was not sent"
 
 
 class ProvenRoute:
-    """A way to ``address`` (HOST:PORT of loopback). gRPC connects to ``target``.
+    """A Unix socket ``target`` for gRPC; its connections are passed on to ``address`` (HOST:PORT of loopback) if the
+    listener there is proven.
 
-    ``problem``: why the last connection was not passed on; None: it was, or nobody listens.
+    ``problem``: why the last connection was refused; None: it was passed on, or nobody listens at ``address``.
     """
 
     def __init__(self, address: str) -> None:

@@ -23,7 +23,8 @@ ARCHITECTURES = {"x86_64": 1, "aarch64": 2}
 
 
 def read_object(name: str | Path, features: Features) -> tuple[str, bytes]:
-    """Returns (name, bytes of its variant) of ``lifecycle``, or of the object at a path. Raises NotFound."""
+    """Returns (name, bytes) of the BPF object ``name``, such as ``lifecycle``, or at a path, in the variant for
+    ``features``. Raises NotFound."""
     label, path = plain_object(name)
     if features.preempt:
         path = path.with_name(f"{label}.preempt.bpf.o")

@@ -73,7 +73,7 @@ class Ring:
         return cls(name, memory, record, fd, info.id)
 
     def close(self) -> None:
-        """Unmaps when the last array over it is gone."""
+        """Closes the ring; its memory is unmapped when the last array over it is gone."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""The nodes that a daemon knows, and how they are: a state machine in the manner of SWIM, without input or output.
+"""The nodes that a daemon knows, and their state: a state machine in the manner of SWIM, without input or output.
 
 ``Membership`` is what other packages use. Nothing here opens a connection or reads a clock: the service does.
 """

@@ -1,4 +1,4 @@
-"""Keys of nodes: Ed25519 (RFC 8032), by which a node signs what others pass on of it, and answers a challenge."""
+"""Keys of nodes: Ed25519 (RFC 8032). A node signs its record, which other nodes pass on, and answers challenges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ("KEY_BYTES", "NONCE_BYTES", "SIGNATURE_BYTES", "NodeKey", "answers", 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 NONCE_BYTES = 16
-# What is signed begins with its kind, so that no signature counts as another kind's.
+# A signed text begins with its kind, so that no signature counts for a text of another kind.
 _RECORD = b"probingd record 1\n"
 _ANSWER = b"probingd answer 1\n"
 
@@ -50,7 +50,7 @@ def is_signed(record: Record) -> bool:
 
 
 def answers(proof: bytes, nonce: bytes, record: Record) -> bool:
-    """Returns whether ``proof`` answers ``nonce`` by the key of ``record``, thus after the nonce was made."""
+    """Returns whether ``proof`` answers ``nonce`` by the key of ``record``; the answer is younger than the nonce."""
     return bool(record.key and nonce) and _verified(record.key, proof, _ANSWER + _asked(nonce, record))
 
 
@@ -67,7 +67,7 @@ def _verified(key: bytes, signature: bytes, text: bytes) -> bool:
 
 
 def _text(record: Record) -> bytes:
-    """Returns all of ``record`` but the signature. A field more needs another kind, as older nodes leave it out."""
+    """Returns all fields of ``record`` but the signature. A new field needs another kind: older nodes leave it out."""
     parts = (*record[:-2], record.key.hex())
     return json.dumps(parts, separators=(",", ":")).encode()
 

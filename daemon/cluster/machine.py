@@ -1,7 +1,7 @@
-"""The state machine of one node: what it asks at each tick, how it answers, and what follows from answers.
+"""The state machine of one node: its calls at each tick, its answers, and the consequences of the answers it gets.
 
-Each node watches the three that follow it in a ring of hashed names, and pings one more at random. News travels with
-the pings; whether the random one knows the same is checked by digests, and the difference is repaired.
+Each node watches the three nodes that follow it in a ring of hashed names, and pings another node at random. News
+travels with the pings; digests show whether the random node knows the same, and the difference is repaired.
 
 The comparison of two tables: by digests of buckets, then by marks of updates, then the updates that differ.
 """
@@ -40,7 +40,7 @@ def _listed(table: Table, digests: Sequence[int], rng: random.Random) -> tuple[t
 
 
 def _difference(table: Table, message: Message) -> tuple[tuple[Update, ...], tuple[int, ...]]:
-    """Returns the updates that the sender of ``message`` lacks, and the marks of those that ``table`` lacks."""
+    """Returns the updates that the sender of ``message`` lacks, and the marks of updates that ``table`` lacks."""
     theirs = set(message.marks)
     own = {mark: update for bucket in _valid(message.buckets) for mark, update in table.named(bucket)}
     lacking = _fitting([update for mark, update in own.items() if mark not in theirs])
@@ -72,14 +72,14 @@ WATCHED = 3
 RELAYS = 2
 # Bytes of news in a message.
 NEWS_BYTES = 4_000
-# Bytes of updates in all answers between two ticks: a seed is asked by all nodes that start. Beyond that an answer
-# names a few others.
+# Bytes of updates in all answers between two ticks: a seed is asked by all nodes that start. Further answers name a few
+# other nodes.
 ANSWER_BYTES = 96_000
 REFERRALS = 8
-# A node that gets so many updates by a comparison knows little, and compares once more at once.
+# Updates by one comparison from which a node counts as knowing little: it compares once more at once.
 BEHIND = 28
 TURNS = 1
-# Ticks between two pings of a failed node, and of seeds where others are known.
+# Ticks between two pings of a failed node, and of seeds where other nodes are known.
 RETRY_TICKS = 5
 FORGET_TICKS = 60
 
@@ -87,8 +87,7 @@ FORGET_TICKS = 60
 class Machine:
     """Belongs to one thread. All times are given: ``now`` in monotonic seconds, ``wall_ns`` of the node's clock.
 
-    ``seeds`` are addresses of nodes to begin with; they may be set anew at any time. ``key`` signs what the node says
-    of itself.
+    ``seeds``: addresses of nodes to begin with; they may be set anew at any time. ``key`` signs the node's record.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Machine:
         self.seeds = tuple(seeds)
         self._key = key_of(own.name)
         self._rng = rng or random.Random()  # noqa: S311
-        # By seed: the name of the node that answered there.
+        # The name of the node that answered at each seed.
         self._names: dict[str, str] = {}
         self._wall_ns = 0
         self._ticks = 0
@@ -130,7 +129,7 @@ class Machine:
         table = self.view.table
         other = table.pick(self._rng)
         watched = table.after(self._key, WATCHED)
-        # A node that this one misses is asked again, until it has failed.
+        # A node that did not answer this one is pinged again, until it has failed.
         missed = [name for name in self.view.silent if name in table.entries and name not in watched]
         names = [*watched, *self._rng.sample(missed, min(len(missed), WATCHED))]
         calls = [self._ping(name, now) for name in names if name != other]
@@ -147,8 +146,8 @@ class Machine:
     def answer(
         self, message: Message, now: float, *, reached: bool = False, relayed: bytes = b"", certified: bool = False
     ) -> Message:
-        """Returns the answer to ``message``; ``reached``: whether the node that it asks to relay to answered, and
-        ``relayed`` what proves it. ``certified``: the certificate of the caller proves that it is the sender."""
+        """Returns the answer to ``message``. ``reached``: the node that ``message`` asks to ping answered; ``relayed``:
+        its proof. ``certified``: the certificate of the caller proves that the caller is the sender."""
         if certified:
             self.view.introduced(message.sender, now)
         self.view.hear((Update.of(message.sender), *message.updates), now)
@@ -166,18 +165,18 @@ class Machine:
         first = [relayed.update] if relayed and reached else []
         namesake = self.view.table.entries.get(message.sender.name)
         if namesake and namesake.update.record.uid != message.sender.uid:
-            # The sender has to know who else has its name.
+            # The sender has to know which other node has its name.
             first.append(namesake.update)
         return self._message((*first, *self._news()), buckets=buckets, marks=marks, reached=reached)
 
     def relay(self, name: str, now: float, nonce: bytes = b"") -> Call | None:
-        """Returns the ping that a node asked for; None for a node that is not known.
+        """Returns the ping of ``name`` that another node asked for; None if ``name`` is not known.
 
-        ``nonce``: of the node that asked, so that the answer proves to that one that the pinged node lives.
+        ``nonce``: the nonce of the asking node, so that the answer proves to it that the pinged node lives.
         """
         if name not in self.view.table.entries:
             return None
-        # A probe: what does not answer it is not asked for by further relays.
+        # Purpose.PROBE: if the pinged node does not answer, this node asks no further relays to ping it.
         call = self._ping(name, now)._replace(purpose=Purpose.PROBE)
         return call._replace(message=call.message._replace(nonce=nonce)) if nonce else call
 
@@ -217,17 +216,17 @@ class Machine:
 
     def _relayed(self, call: Call, message: Message, now: float) -> None:
         entry = self.view.table.entries.get(call.name)
-        # The relay may have reached another life of the node, at another address.
+        # The relay may have reached the node after a restart (another uid), at another address.
         reached = (u.record.uid for u in message.updates if u.record.name == call.name)
         if message.reached and entry and entry.update.record.uid in reached:
-            # A key that is bound has to prove it: the relay's word is not enough.
+            # A node with a bound key has to prove by it that it lives: the relay's word is not enough.
             proven = not entry.key or answers(message.relayed, call.message.nonce, entry.update.record)
             if proven:
                 self.view.present(entry, now)
         self.view.hear(message.updates, now)
 
     def unanswered(self, call: Call, now: float) -> list[Call]:
-        """Takes that ``call`` got no answer; returns the calls that follow."""
+        """Notes that ``call`` got no answer; returns the calls that follow."""
         table = self.view.table
         entry = table.entries.get(call.name)
         if entry is None or call.purpose is not Purpose.PING or call.address != entry.update.record.address:
@@ -263,7 +262,7 @@ class Machine:
 
     def _ping(self, name: str, now: float, *, digests: tuple[int, ...] = ()) -> Call:
         update = self.view.table.entries[name].update
-        # A node has to know what is claimed of it, to refute it.
+        # A node has to know a claim about itself to refute it.
         claimed = () if update.claim is Claim.ALIVE else (update,)
         message = self._message((*claimed, *self._news()), digests=digests)
         return self._call(Purpose.PING, name, update.record.address, message, now)
@@ -273,7 +272,7 @@ class Machine:
         return self._call(Purpose.PROBE, name, address, message, now)
 
     def _repairs(self, call: Call, message: Message, now: float) -> list[Call]:
-        """Returns a call that asks for what only the answering node knows, and sends what it lacks."""
+        """Returns a call that asks for updates that only the answering node knows, and sends updates that it lacks."""
         if call.purpose is Purpose.REPAIR:
             if len(message.updates) < BEHIND or call.turn >= TURNS:
                 return []

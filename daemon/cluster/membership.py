@@ -15,7 +15,7 @@ from probing.daemon.cluster.table import Entry
 __all__ = ("Member", "Membership")
 
 T = TypeVar("T")
-# A clock so far off, beyond what the measurement may err, is a problem.
+# The offset of a clock, beyond the error of its measurement, from which it is a problem, ns.
 CLOCK_NS = 1_000_000_000
 
 
@@ -23,10 +23,10 @@ CLOCK_NS = 1_000_000_000
 class Member:
     """A node. ``state``: healthy, suspect, failed, recovering, or unknown for a seed that has not answered.
 
-    ``jobs`` are marks of the jobs that have ranks there. ``since_ns`` (UTC) is when the state began, as far as this
-    node knows, ``heard_ns`` the time since the node answered this one. ``clock_offset_ns`` is its clock minus ours.
-    ``address`` is empty where another node has it. ``proof`` says what proves its name to this one, as a word of
-    ``record.Proof``; ``keyed``: it has a key.
+    ``jobs``: marks of the jobs that have ranks on the node. ``since_ns``: when the state began, as far as this node
+    knows, UTC. ``heard_ns``: the time since the node answered this one. ``clock_offset_ns``: its clock minus ours.
+    ``address``: empty if another node has the address. ``proof``: what proves its name to this node, as a word of
+    ``record.Proof``. ``keyed``: it has a key.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Membership:
         return (*sorted(found, key=lambda m: m.name), *unknown)
 
     def set_jobs(self, marks: Sequence[int]) -> None:
-        """Announces the jobs that have ranks on this node, by marks of 64 bits; the first 64 count."""
+        """Announces the jobs that have ranks on this node, by marks of 64 bits; only the first 64 marks count."""
         jobs = tuple(dict.fromkeys(marks))[:MAX_JOBS]
         with self._lock:
             if self._machine.view.own.jobs != jobs:
@@ -95,7 +95,7 @@ class Membership:
             self._machine.seeds = tuple(seeds)
 
     def problems(self) -> list[str]:
-        """Returns what makes answers of the cluster doubtful: names that two nodes have, clocks that are off, lies."""
+        """Returns problems that make answers of the cluster doubtful: names that two nodes have, wrong clocks, lies."""
         named = [f"{m.name}: {m.problem}" for m in self.members() if m.problem]
         view = self._machine.view
         lies = [f"{view.lies} claims of peers were wrong"] if view.lies else []
@@ -116,7 +116,7 @@ class Membership:
         )
 
     def relay(self, name: str, nonce: bytes = b"") -> Call | None:
-        """Returns the ping that another node asks for; None where there is nobody to ping."""
+        """Returns the ping of ``name`` that another node asks for; None if ``name`` is not known."""
         return self._locked(lambda: self._machine.relay(name, self._monotonic(), nonce))
 
     def answered(self, call: Call, message: Message, *, certified: bool = False) -> list[Call]:
@@ -131,7 +131,7 @@ class Membership:
         return entry.proof if entry else Proof.NONE
 
     def at(self, address: str) -> Member | None:
-        """Returns the other node whose address it is."""
+        """Returns the other node that has ``address``; None if no node has it."""
         now, wall_ns = self._monotonic(), self._wall_ns()
         with self._lock:
             best = self._best(
@@ -141,7 +141,7 @@ class Membership:
 
     @staticmethod
     def _best(entries: Iterable[Entry]) -> Entry | None:
-        """Returns which of ``entries`` with one address has it: who has not failed, answered there, is proven best."""
+        """Returns the entry that owns the address of all ``entries``: not failed, has answered there, proven best."""
 
         def rank(entry: Entry) -> tuple[bool, bool, Proof]:
             return entry.update.claim is not Claim.FAILED, entry.heard is not None, entry.proof

@@ -1,4 +1,4 @@
-"""What nodes say to each other: a ping or its answer, with updates, and the calls that a tick asks for."""
+"""The messages of nodes: a ping or its answer, with updates; and the calls that a tick returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from probing.daemon.cluster.record import Record, Update
 
 __all__ = ("MAX_BYTES", "MAX_MARKS", "MAX_UPDATES", "Call", "Message", "Purpose")
 
-# Of one message. The receiver refuses more.
+# Bounds of one message. The receiver refuses more.
 MAX_BYTES = 16_000
 MAX_UPDATES = 256
 MAX_MARKS = 256
@@ -18,12 +18,12 @@ MAX_MARKS = 256
 class Message(NamedTuple):
     """A ping, or the answer to one. ``wall_ns``: clock of the sender.
 
-    ``digests``: a hash of each bucket of the sender's table, none where they are not compared. ``buckets`` are those
-    whose ``marks`` of updates the sender lists; ``wanted`` the marks of updates that it asks for. ``relay`` names the
-    node that the receiver shall ping in its place, and ``reached`` answers that.
+    ``digests``: a hash of each bucket of the sender's table, none if tables are not compared. ``buckets``: the buckets
+    whose ``marks`` of updates the sender lists; ``wanted``: the marks of updates that the sender asks for. ``relay``:
+    the node that the receiver shall ping for the sender; ``reached``, in the answer: that node answered.
 
-    ``nonce`` is random in a ping; ``proof`` answers it by the key of the sender, and ``relayed`` by that of the node
-    that was pinged in its place.
+    ``nonce`` is random in a ping; ``proof`` answers the nonce by the key of the sender, and ``relayed`` by the key of
+    the node that was pinged for the asking node.
     """
 
     sender: Record
@@ -43,15 +43,15 @@ class Message(NamedTuple):
 class Purpose(Enum):
     PING = "ping"
     RELAY = "relay"
-    # About an address that may be a node's new one, or a seed's.
+    # A ping of an address that may be a node's new one or is a seed's, or for a node that asked for it.
     PROBE = "probe"
     REPAIR = "repair"
 
 
 class Call(NamedTuple):
-    """A message to ``address``, to be answered within ``seconds``. ``name``: of the node that it is about, or empty.
+    """A message to ``address``, to be answered within ``seconds``. ``name``: the node that the call is about, or empty.
 
-    ``turn`` counts the comparisons with this node that followed each other at once.
+    ``turn`` counts the comparisons with the called node that followed each other at once.
     """
 
     purpose: Purpose

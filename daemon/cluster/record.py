@@ -1,4 +1,4 @@
-"""What a node says of itself, and what nodes claim of each other."""
+"""Records, which nodes give of themselves, and claims, which nodes make about each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ("MAX_INCARNATION", "MAX_JOBS", "Claim", "Proof", "Record", "Update", 
 MAX_JOBS = 64
 MAX_LABELS = 16
 MAX_LABEL_BYTES = 1024
-# Unix seconds at the start of the node, plus one for each change: far above what a truthful node reaches.
+# A bound of incarnations, far above that of a truthful node: Unix seconds at its start, plus one for each change.
 MAX_INCARNATION = 1 << 48
 BUCKETS = 64
 _NAME = re.compile(r"[\w.:@-]{1,255}")
@@ -27,7 +27,7 @@ _VERSION = re.compile(r"[\w.+-]{0,32}", re.ASCII)
 
 
 class Claim(IntEnum):
-    """A later member beats an earlier one about the same incarnation."""
+    """The state that a claim gives a node. Of two claims about one incarnation the later member of this enum holds."""
 
     ALIVE = 0
     SUSPECT = 1
@@ -35,15 +35,15 @@ class Claim(IntEnum):
 
 
 class Proof(IntEnum):
-    """What proves that a node is the one of its name. A later member counts more than an earlier one."""
+    """The proof that a name is a node's own. A later member counts more than an earlier one."""
 
-    # A version without keys.
+    # The node is of a version without keys.
     NONE = 0
-    # Its record is signed by a key, which was the first to be heard of.
+    # Its record is signed by the first key that this node heard of for the name.
     HEARD = 1
-    # It has answered a challenge of this node by that key.
+    # The node has answered a challenge of this node by that key.
     KEY = 2
-    # A connection proved it by TLS.
+    # A connection proved the name by TLS.
     CERTIFICATE = 3
 
     @property
@@ -53,10 +53,10 @@ class Proof(IntEnum):
 
 
 class Record(NamedTuple):
-    """What a node says of itself. ``uid`` differs at each start; ``jobs`` are marks of the jobs with ranks there.
+    """What a node says of itself. ``uid`` differs at each start; ``jobs``: marks of the jobs with ranks on the node.
 
-    ``key`` is its public key and ``signature`` that of all other fields by it (``keys``); both are empty for a node of
-    a version without keys. The incarnation rises with each change, so that an older record is no news.
+    ``key``: its public key; ``signature``: the signature of all other fields by the key (``keys``); key and signature
+    are empty for a node of a version without keys. ``incarnation`` rises with each change: an older record is no news.
     """
 
     name: str
@@ -72,19 +72,19 @@ class Record(NamedTuple):
 
     @property
     def host(self) -> str:
-        """The host of its address."""
+        """The host of ``address``."""
         return self.address.rpartition(":")[0]
 
     @property
     def size(self) -> int:
-        """An upper bound of its bytes in a message."""
+        """An upper bound of the bytes of the record in a message."""
         texts = len(self.name.encode()) + len(self.address) + len(self.version) + len(self.engine)
         signed = len(self.key) + len(self.signature)
         return 60 + texts + signed + 8 * len(self.jobs) + sum(len(k) + len(v) + 8 for k, v in self.labels)
 
 
 class Update(NamedTuple):
-    """A claim about a node. ``since_s`` (Unix time) is when it was first claimed; ``mark`` hashes what it says."""
+    """A claim about a node. ``since_s``: when the claim was first made, Unix time; ``mark``: a hash of the claim."""
 
     record: Record
     claim: Claim
@@ -99,7 +99,7 @@ class Update(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Of two updates about one name the higher rank holds."""
+        """The rank of the update: of two updates about one name the update of higher rank holds."""
         return self.record.incarnation, self.claim, self.record.uid
 
 

@@ -1,7 +1,6 @@
-"""The table of known nodes: which of two claims holds, digests of buckets, the ring, and bounds; and what is to be done
-about them.
+"""The table of known nodes, with digests of buckets, the ring, and bounds; the news to pass on; the addresses to ask.
 
-News is passed on a bounded number of times, what was passed on least first. An address that may be the new one of a
+News is passed on a bounded number of times, the least often passed on first. An address that may be the new one of a
 known node is asked before it is believed.
 """
 
@@ -22,10 +21,10 @@ MAX_MEMBERS = 16_384
 
 @dataclass(slots=True)
 class Entry:
-    """A node. Times are monotonic seconds: ``changed`` when the claim did, ``heard`` of the last answer to this node,
-    ``missing`` since when it has not answered, ``returned`` when it came back after a failure. ``problem`` is the time
-    at which another node of its name was found, and a text. ``key`` is the only one that counts for its name from
-    ``proof`` on; empty where none was bound to it."""
+    """A node. Times are monotonic seconds. ``changed``: when the claim changed; ``heard``: when the node last answered
+    this one; ``missing``: since when it has not answered; ``returned``: when it came back after a failure. ``problem``:
+    the time at which another node of its name was found, and a text. ``key``: the key that is bound to its name, by
+    ``proof``; empty if no key is."""
 
     update: Update
     place: int
@@ -41,17 +40,17 @@ class Entry:
 
     @property
     def live(self) -> bool:
-        """Whether nothing says that it is gone."""
+        """Whether nothing says that the node is gone."""
         return self.update.claim is Claim.ALIVE and self.missing is None
 
 
 class Table:
-    """Entries by name, without the node itself. The ring holds those that have not failed, by their keys."""
+    """Entries by name, without the node itself. The ring holds the nodes that have not failed, by their keys."""
 
     def __init__(self, own: Update) -> None:
         self.entries: dict[str, Entry] = {}
         self.refused = 0
-        # Nodes by host: most have one.
+        # The number of nodes by host: most hosts have one.
         self.hosts: Counter[str] = Counter()
         self._own = own
         self._ring: list[tuple[int, str]] = []
@@ -75,13 +74,13 @@ class Table:
 
     @property
     def live(self) -> int:
-        """How many other nodes have not failed."""
+        """The number of other nodes that have not failed."""
         return len(self._ring)
 
     def put(self, update: Update, now: float, proof: Proof = Proof.NONE) -> Entry | None:
-        """Stores ``update``, which holds from now on. Returns None for a new node that the table has no room for.
+        """Stores ``update``, which holds from now on. Returns its entry; None if there is no room for a new node.
 
-        ``proof``: what proves a new node. One that has proven itself takes the place of one that has not.
+        ``proof``: what proves a new node. A proven node takes the place of a node without proof.
         """
         name = update.record.name
         entry = self.entries.get(name)
@@ -131,7 +130,7 @@ class Table:
 
     def _make_room(self, proof: Proof) -> bool:
         """Forgets a failed node, first one without a proof; for a new node with a proof also a living node without."""
-        # Without a look at all where none has failed, as invented names may come by hundreds.
+        # All entries are searched only if a node has failed, as invented names may come by hundreds.
         gone = self.live < len(self.entries)
         failed = [e for e in self.entries.values() if e.update.claim is Claim.FAILED] if gone else []
         if not failed and proof > Proof.HEARD:
@@ -161,17 +160,17 @@ class Table:
             insort(self._ring, item)
 
 
-# When much is new, nodes pass it on so often, and the comparison of digests spreads the rest: it sends what the other
-# node lacks, where news may come twice, each time with a signature that cannot be compressed.
+# Updates from which nodes pass on each only SENDS_BUSY times, and the comparison of digests spreads the rest: it sends
+# updates that a node lacks, while news may come twice, each time with a signature that cannot be compressed.
 BUSY = 6
 SENDS_BUSY = 2
 
 
 class Rumors:
-    """The news by name of the node. A newer update of a node replaces the older one."""
+    """The updates to pass on, by name of the node. A newer update of a node replaces the older one."""
 
     def __init__(self) -> None:
-        # By the number of times that they were sent; a dict keeps the order of arrival.
+        # Updates by the number of times that they were sent; a dict keeps the order of arrival.
         self._by_sends: list[dict[str, Update]] = [{}]
         self._sends: dict[str, int] = {}
 
@@ -180,7 +179,7 @@ class Rumors:
 
     @property
     def busy(self) -> bool:
-        """Whether there is so much news that a record more is left to the comparison."""
+        """Whether there is so much news that further records are left to the comparison."""
         return len(self._sends) >= BUSY
 
     def add(self, update: Update) -> None:
@@ -223,20 +222,20 @@ class Rumors:
 
 
 MAX_CANDIDATES = 64
-# Asked so often, and again so long after the last time, s.
+# How often a candidate is asked, and the time until it may be noted anew, s.
 TRIES = 3
 AGAIN_S = 30.0
 
 
 class Candidates:
-    """By name of the node and address: since when, and how often it is still asked."""
+    """Addresses that may be new ones of nodes: since when each is noted, and how often it is still asked."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}
         self._left: dict[tuple[str, str], int] = {}
 
     def add(self, name: str, address: str, now: float) -> None:
-        """Notes ``address``, unless it is known or there are too many."""
+        """Notes ``address``, unless it was noted lately or too many addresses are noted."""
         key = name, address
         if key in self._since and now - self._since[key] < AGAIN_S:
             return
@@ -248,11 +247,11 @@ class Candidates:
         self._since[key], self._left[key] = now, TRIES
 
     def since(self, name: str, address: str) -> float:
-        """Returns when it was noted; now and for ever for one that was not."""
+        """Returns when the address was noted; infinity for an address that was not."""
         return self._since.get((name, address), float("inf"))
 
     def due(self) -> list[tuple[str, str]]:
-        """Returns (name, address) of those to be asked, and counts that."""
+        """Returns (name, address) of the candidates to ask now, and counts each as asked."""
         asked = [key for key, left in self._left.items() if left]
         for key in asked:
             self._left[key] -= 1

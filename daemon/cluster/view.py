@@ -1,4 +1,4 @@
-"""What one node believes of the others: what it takes from hearsay, what answers prove, what silence means."""
+"""What one node believes of the other nodes: by hearsay, by their answers, and by their silence."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from probing.daemon.cluster.table import Candidates, Entry, Rumors, Table
 
 __all__ = ("Times", "View")
 
-# Failed nodes are forgotten after a day.
+# The time after which failed nodes are forgotten, s: a day.
 FORGET_S = 86_400
-# An incarnation may be so far above the known one, or above the clock.
+# How far an incarnation may be above the known one, or above the clock.
 MAX_LEAP = 1 << 33
-# Two years, for what is claimed of this node without its key.
+# How far above its own this node follows an incarnation that was claimed of it without its key: two years.
 MAX_STRANGE_LEAP = 1 << 26
-# Signatures that are checked between two ticks: a tenth of a second of CPU. What is left out comes again.
+# Signatures that are checked between two ticks: a tenth of a second of CPU. Updates that are left out come again.
 MAX_CHECKS = 2000
-# What was found of two nodes with one name holds so long, s; it is found again while it lasts.
+# How long a conflict of two nodes with one name is shown, s; it is found again while it lasts.
 CONFLICT_S = 90.0
-# Nodes of one host that only others tell of.
+# Nodes of one host up to which a node that was only heard of is added.
 MAX_OF_HOST = 64
 _ONE_MACHINE = ("127.", "localhost", "[::1]", "unix")
-# Failed nodes that this one has never met. Of more the lowest places in the ring stay, at all nodes the same.
+# Failed nodes that never answered this one and are kept: the lowest places in the ring, the same at all nodes.
 MAX_UNMET = 1024
-# Nodes with this node's name, with which it does not compete for the highest incarnation.
+# Other nodes with this node's name that are remembered: it does not compete with them for the highest incarnation.
 MAX_RIVALS = 64
 
 
 class Times(NamedTuple):
-    """Seconds: between two pings of a watched node, and without an answer until it is suspect, then failed."""
+    """Times, s: between two pings of a watched node, and without an answer until a node is suspect, then failed."""
 
     heartbeat: float = 1.0
     suspect: float = 2.0
@@ -43,10 +43,10 @@ class View:
     ``checks`` counts signatures that were checked since the last tick.
 
     ``wall_s`` is the node's clock. Hearsay adds nodes and makes known ones suspect, no more: each node waits itself
-    whether the accused one refutes it, and a live node keeps its address until the new one answers in its name.
+    whether the suspect refutes the claim, and a live node keeps its address until a new address answers in its name.
 
-    A node's record counts if the key signed it that is bound to its name: the first that is heard of, until the node
-    itself answers by another one, or a certificate proves another one. ``key``: this node's own.
+    A node's record counts if the key that is bound to its name signed it: the first key that is heard of, until the
+    node itself answers by another key, or a certificate proves another key. ``key``: this node's own.
     """
 
     def __init__(self, own: Record, times: Times, key: NodeKey | None = None) -> None:
@@ -69,7 +69,7 @@ class View:
         return self.table.own.record
 
     def announce(self, record: Record) -> None:
-        """Makes ``record`` the node's own."""
+        """Makes ``record`` the own record of this node, and news."""
         self.table.own = Update.of(self._signed(record))
         self.rumors.add(self.table.own)
 
@@ -77,7 +77,7 @@ class View:
         return self._key.signed(record) if self._key else record
 
     def proof_for(self, nonce: bytes) -> bytes:
-        """Returns what proves to the node that made ``nonce`` that this one lives."""
+        """Returns the proof, for the node that made ``nonce``, that this node lives; empty without a key."""
         return self._key.answer(nonce, self.own) if self._key else b""
 
     def state_of(self, entry: Entry, now: float) -> str:
@@ -88,11 +88,11 @@ class View:
         return "recovering" if back else "healthy"
 
     def conflict(self, now: float) -> str:
-        """Returns which other node answers by this node's name; empty if none does."""
+        """Returns a text about another node that answers by this node's name; empty if none does."""
         return self._conflict[1] if self._conflict and now - self._conflict[0] < CONFLICT_S else ""
 
     def problem_of(self, entry: Entry, now: float) -> str:
-        """Returns which other node answers by the name of this one; empty if none does."""
+        """Returns a text about another node that answers by the name of ``entry``; empty if none does."""
         return entry.problem[1] if entry.problem and now - entry.problem[0] < CONFLICT_S else ""
 
     def failed(self) -> list[str]:
@@ -122,7 +122,7 @@ class View:
         self.silent.discard(entry.update.record.name)
 
     def judge(self, now: float) -> None:
-        """Claims what silence proves."""
+        """Makes the claims that silence proves: suspect, then failed."""
         for name in list(self.silent):
             entry = self.table.entries.get(name)
             if entry is None or entry.missing is None or entry.update.claim is Claim.FAILED:
@@ -186,7 +186,7 @@ class View:
         if record.key == entry.key:
             return True
         if record.key and (entry.key or entry.live):
-            # It is bound once the node itself shows it.
+            # The key is bound once the node itself answers by it.
             self.candidates.add(record.name, record.address, now)
         return not entry.key
 
@@ -200,7 +200,7 @@ class View:
             self._adopt(update, now)
 
     def _crowded(self, host: str) -> bool:
-        """Returns whether a host has more nodes than machines have; a cluster on one machine may have any number."""
+        """Returns whether ``host`` has MAX_OF_HOST nodes; a cluster on one machine may have any number."""
         return self.table.hosts[host] >= MAX_OF_HOST and not host.startswith(_ONE_MACHINE)
 
     def _known(self, entry: Entry, update: Update, now: float) -> None:
@@ -230,7 +230,7 @@ class View:
         elif key and gone and entry.proof is Proof.NONE:
             entry.key, entry.proof = key, Proof.HEARD
         if not proof and before and address != update.record.address:
-            # It has not answered there yet.
+            # The node has not answered at its new address yet.
             entry.heard = None
         if was is Claim.FAILED and update.claim is Claim.ALIVE:
             entry.returned, entry.missing, entry.heard = now, None, None
@@ -245,16 +245,16 @@ class View:
         """Refutes a claim about this node by an incarnation above the claimed one."""
         own, record = self.own, update.record
         if record.uid != own.uid and record.address != own.address:
-            # Its own past, or another node of its name: whether one answers shows.
+            # This node before a restart, or another node of its name: a ping of the address will show.
             self.candidates.add(own.name, record.address, now)
         past = record.incarnation < own.incarnation or record.uid in self._rivals
-        # An older node passes it on without key and signature.
+        # An older node passes on the record without key and signature.
         same = record == own or (not record.key and record == own._replace(key=b"", signature=b""))
         if past or (same and update.claim is Claim.ALIVE):
             return
         if record.uid == own.uid and not same:
             self.lies += 1
-        # Others do not believe a larger leap either. Who lacks our key could otherwise drive it to its end.
+        # Other nodes believe no larger leap. A node without our key could otherwise drive our incarnation to its bound.
         most = MAX_LEAP if record.key == own.key else MAX_STRANGE_LEAP
         if record.incarnation - own.incarnation <= most and record.incarnation + 1 < MAX_INCARNATION:
             self.announce(own._replace(incarnation=record.incarnation + 1))
@@ -268,9 +268,9 @@ class View:
         self._conflict = now, f"{address} answers by the name {self.own.name}, too"
 
     def vouched(self, sender: Record, address: str, now: float, proof: Proof = Proof.NONE) -> bool:
-        """Takes the word of another node about itself, which answered at ``address`` and has proven itself so.
+        """Takes the record of another node, which answered at ``address`` with ``proof``.
 
-        Returns whether it is the node of its name, as far as this one knows.
+        Returns whether ``sender`` is the node of its name, as far as this node knows.
         """
         update = Update.of(sender)
         entry = self.table.entries.get(sender.name)
@@ -293,7 +293,7 @@ class View:
         return True
 
     def introduced(self, sender: Record, now: float) -> None:
-        """Takes the word of a caller whose certificate proves that it is the node of ``sender``."""
+        """Takes the record of a caller whose certificate proves that the caller is the node of ``sender``."""
         entry = self.table.entries.get(sender.name)
         if sender.key and not is_signed(sender):
             self.lies += 1
@@ -310,13 +310,13 @@ class View:
             self.candidates.add(sender.name, sender.address, now)
 
     def _rebound(self, entry: Entry, update: Update, address: str, now: float, proof: Proof) -> bool:
-        """Binds another key, or none, to the name of a node that answered by it, where that proves more than before.
+        """Binds the key of ``update``, or none, to its name, if no key is bound or ``proof`` proves more than before.
 
-        Returns whether it did. Else it is said: a key that was lost and made anew, or another node.
+        Returns whether the key was bound. Else the entry gets a problem: a key that was made anew, or another node.
         """
         there = address == entry.update.record.address
         more = proof > entry.proof or (proof is Proof.CERTIFICATE and (there or not entry.live))
-        # First heard of by somebody who claimed it: the node itself has no key.
+        # The bound key was only heard of, and the node itself has no key.
         unkeyed = there and entry.proof is Proof.HEARD and not update.record.key
         if not entry.key or more or unkeyed:
             entry.key, entry.proof = b"", Proof.NONE

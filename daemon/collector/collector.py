@@ -56,14 +56,14 @@ SCAN_TIMEOUT_S = 10.0
 DAY_NS = 86_400_000_000_000
 TICK_S = 1.0
 LIBRARIES_TIMEOUT_S = 5.0
-# After the start, s: the first answer comes before.
+# The time from the start to the load of late programs, s: the first answer comes before.
 LATE_S = 2.0
 
 
 class Collector:
-    """Everything that collects, built in the order in which one part needs the others; ``start`` lets it begin.
+    """All parts of the collector, built in the order in which they need each other; ``start`` lets them begin.
 
-    Raises ProbingError when it cannot collect; what was built is ended then.
+    Raises ProbingError when the collector cannot collect; the parts that were built are ended then.
     """
 
     def __init__(self, config: Config, kinds: Sequence[SourceType] = SOURCES) -> None:
@@ -74,21 +74,21 @@ class Collector:
         self._runtime = Path(config.runtime_dir)
         self._begun = math.inf
         started_ns = self._clock.pair().real_ns
-        # Set at the end of ``start``, or when it was given up.
+        # An event that is set at the end of ``start``, or when the start was given up.
         self._settled = threading.Event()
-        # The main loop and the threads of clients follow a pause.
+        # The lock of ``follow``: the main loop and the threads of clients call it.
         self._pause_lock = threading.Lock()
         self._undo = contextlib.ExitStack()
         with contextlib.ExitStack() as failed:
             failed.push(self._undo)
-            # First, so that their processes start while the store is recovered and the programs are loaded.
+            # Readers and parsers come first: they start while the store is recovered and the programs are loaded.
             self._readers = ReaderPool(str(self._runtime / "reader.sock"), READERS)
             self._undo.callback(self._readers.close)
             self._parsers = ParserPools(str(self._runtime / "parser.sock"))
             self._undo.callback(self._parsers.close)
             state = Path(config.state_dir)
             self._tables = UserTables(state / "user_tables.json")
-            # Before the store: limits that were changed for good hold from the start.
+            # The changes come before the store: limits that were changed for good hold from the start.
             self._changes = Changes(config, state / "changes.json", lambda: self._clock.pair().real_ns)
             self._store = self._open_store()
             self._buffer = RowBuffer(self._node, self._clock, self._tables)
@@ -162,14 +162,14 @@ class Collector:
         except (AttachError, PrivilegeError) as e:
             raise explained(e) from e.__cause__
         self._undo.callback(session.close, True)
-        # Beside the search for libraries, which takes as long: the probes of collectives come first.
+        # Programs load beside the search for libraries, which takes as long: the probes of collectives come first.
         ahead = threading.Thread(target=_load_ahead, args=(session,), name="programs", daemon=True)
         ahead.start()
         self._undo.callback(ahead.join)
         return session
 
     def _make_discovery(self, own: OwnProcesses) -> Discovery:
-        """Makes discovery, which shows some facts that sources know of a process; sources look identities up in it."""
+        """Makes discovery. It shows facts of a process that only sources know; sources look up identities in it."""
 
         def stacks() -> StacksOnDemand:
             return self._context.find(StacksOnDemand)
@@ -189,7 +189,7 @@ class Collector:
         )
 
     def _python_version(self, pid: int, start_ns: int) -> str:
-        # It may start a parser, for which the start of the daemon should not wait.
+        # ``python_version`` may start a parser, for which the start of the daemon should not wait.
         self._settled.wait()
         return self._context.find(StacksOnDemand).stacks.python_version(pid, start_ns)
 
@@ -209,7 +209,7 @@ class Collector:
         return context
 
     def _watch_mappings(self) -> MmapWatch | None:
-        """Returns None where the kernel refuses: Debian's does to CAP_PERFMON while perf_event_paranoid is 3."""
+        """Returns None where the kernel refuses, as Debian's refuses CAP_PERFMON while perf_event_paranoid is 3."""
         try:
             mappings = MmapWatch(self._libraries.interesting)
         except PrivilegeError as e:
@@ -261,7 +261,7 @@ class Collector:
             Ticker("mappings", LOOK_S, self._lifecycle.read_mappings, wakes=mappings.filenos() if mappings else ()),
             *own,
             Ticker("ticks", TICK_S, *(s.tick for s in self._sources if s.tick_s is None), cost.tick),
-            # Its listeners attach, and may wait for a parser.
+            # The listeners of changes attach probes, and may wait for a parser.
             Ticker("changes", TICK_S, self._changes.tick),
         ]
 
@@ -273,7 +273,7 @@ class Collector:
         take_over_layouts(self._session, self._sources.rings, self._store, self._buffer, self._clock)
         self._libraries.start()
         pair = self._clock.pair()
-        # A clock that was set since the boot may have stamped them earlier.
+        # If the clock was set since the boot, the rows may have earlier times.
         boot_ns = pair.real_ns - pair.boot_ns - DAY_NS
         self._discovery.restore(self._store.rows("process.events", RESTORED, since_ns=boot_ns))
         for source in self._sources:
@@ -286,10 +286,10 @@ class Collector:
         for ticker in self._make_tickers():
             ticker.start()
             undo.callback(ticker.stop)
-        # Before the last drain: it writes the last rows that come from no ring.
+        # Sources finish before the last drain, which writes their last rows that come from no ring.
         for source in self._sources:
             undo.callback(source.finish)
-        # Slow processes and files are not waited for.
+        # The scans are waited for, but not for slow processes and files.
         self._session.load_late(FIRST_OBJECT)
         self._libraries.scanned(LIBRARIES_TIMEOUT_S)
         self._discovery.scanned(SCAN_TIMEOUT_S)
@@ -331,11 +331,11 @@ class Collector:
         self._undo.close()
 
     def summary(self) -> str:
-        """Returns the state in a line."""
+        """Returns the state of the collector in a line."""
         return summary_of(self._status.to_dict())
 
     def complete(self) -> bool:
-        """Called as ``check``: soon after the start, loads the programs that it did not need, one object a call.
+        """Called as often as ``check``: loads the programs that the start did not need, one object a call.
 
         Returns whether all are loaded. Raises AttachError, PrivilegeError.
         """
@@ -384,6 +384,6 @@ class Collector:
 
 
 def _load_ahead(session: Session) -> None:
-    # The start itself asks again, and so gets the error.
+    # ``start`` loads the object again, and so gets the error.
     with contextlib.suppress(ProbingError, OSError):
         session.load_late(FIRST_OBJECT)

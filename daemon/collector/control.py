@@ -1,5 +1,5 @@
-"""Serves the collector's control socket, the only way by which the service reaches it: a method for each request, which
-returns a header and a payload.
+"""Serves the collector's control socket, by which alone the service reaches the collector: a method for each request,
+which returns a header and a payload.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = (
     "Requests",
 )
 
-# Takes the header of a request, returns header and payload of the answer.
+# A function that takes the header of a request, and returns header and payload of the answer.
 _Handler = Callable[[dict[str, Any]], tuple[dict[str, Any], bytes]]
 MAX_CONNECTIONS = 32
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class ControlServer:
         self._users = users | {0, os.getuid()}
         self._socket: socket.socket | None = None
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        # Called by the thread of a connection when it ends: it releases snapshots that the client left, for example.
+        # The thread of a connection calls it when the connection ends, for example to release the client's snapshots.
         self.on_disconnect: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -118,9 +118,9 @@ _Answer = tuple[dict[str, Any], bytes]
 
 
 class Requests:
-    """``live`` makes the rows of live tables by name. ``flush`` drains the rings and returns why it could not.
-    ``pause`` stops or resumes the probes and returns whether they are paused. ``tables`` describes the tables of
-    users' probes. ``findings`` stores rows of ``diagnosis.findings`` and returns how many.
+    """Answers requests. ``live`` makes the rows of live tables by name. ``flush`` drains the rings and returns why it
+    could not, or "". ``pause`` stops or resumes the probes and returns whether they are paused. ``tables`` describes
+    the tables of users' probes. ``findings`` stores rows of ``diagnosis.findings`` and returns their number.
     ``conditions`` is ``ConditionAnswers.conditions``."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the daemon records about itself: rows of its store, cost and versions, findings of the service, and status."""
+"""Rows that the daemon records about itself: its store, cost and versions, findings of the service; and its status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = (
 
 
 def store_batch(node: str, now_ns: int, status: StateStatus) -> pa.RecordBatch:
-    """Returns a row for each table that has segments, and one for the log. ``now_ns``: UTC."""
+    """Returns rows of probing.store: a row for each table that has segments, and a row for the log. ``now_ns``: UTC."""
     log = {"kind": "log", "files": status["parts"], "bytes": status["log_bytes"]}
     segments = [
         {
@@ -62,7 +62,7 @@ class FindingRows:
         self._clock = clock
 
     def put(self, rows: Any) -> int:
-        """Store ``rows``, dicts by column. Returns how many. Raises UsageError for what is no such row."""
+        """Store ``rows``, dicts by column. Returns their number. Raises UsageError for anything but such rows."""
         if not isinstance(rows, list) or len(rows) > _MAX_ROWS:
             raise UsageError(f"findings takes a list of at most {_MAX_ROWS} rows")
         own = {"node": self._node, "ts": self._clock.pair().real_ns}
@@ -75,7 +75,7 @@ _MAX_TEXT = 200
 
 
 def version_batch(node: str, now_ns: int) -> pa.RecordBatch:
-    """Returns the rows; ``now_ns``: UTC."""
+    """Returns the rows of probing.versions; ``now_ns``: UTC."""
     rows = [{"node": node, "ts": now_ns, "name": name, "version": text} for name, text in _versions().items()]
     return batch_of("probing.versions", rows)
 
@@ -94,7 +94,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _package(name: str) -> str | None:
-    # Imported late: it takes 10 ms, and few ask.
+    # Imported late: the import takes 10 ms, and few queries need it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -104,7 +104,7 @@ def _package(name: str) -> str | None:
 
 
 def _distribution() -> str | None:
-    """The system that the daemon sees: in a container, that of the image. os-release(5)."""
+    """The name of the system that the daemon sees, by os-release(5): in a container, the system of the image."""
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "")[:_MAX_TEXT] or None
     except OSError:
@@ -167,7 +167,7 @@ class CostMeter:
 
 
 def _own_processes() -> dict[int, _Usage]:
-    """This process and its siblings under the supervisor, or alone when there is no supervisor."""
+    """Returns the use of this process and its siblings under the supervisor; of this process alone without one."""
     pids = {os.getpid()}
     parent = os.getppid()
     with contextlib.suppress(OSError):
@@ -183,7 +183,7 @@ def _own_processes() -> dict[int, _Usage]:
     return found
 
 
-# The drain looks at the rings ten times a second: after so long without a look it hangs, s.
+# The time without a look at the rings after which the drain counts as hanging, s: it looks ten times a second.
 STILL_S = 3.0
 _MAX_REASON = 300
 
@@ -265,7 +265,7 @@ class Status:
 
 
 def summary_of(status: Mapping[str, Any]) -> str:
-    """Returns ``Status.to_dict`` in a line for `systemctl status`."""
+    """Returns ``status``, of ``Status.to_dict``, as a line for `systemctl status`."""
     if status["state"] == "running":
         count = status["processes"]
         return f"collecting from {count} process{'' if count == 1 else 'es'}"

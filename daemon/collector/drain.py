@@ -29,27 +29,27 @@ from probing.daemon.store.store import Store
 
 __all__ = ("DrainLoop", "Positions")
 
-# How often the loop looks for work, s: a look is cheaper than a wakeup for each record. The records of four looks fit
-# into each ring, by the rate since the last one.
+# The time between two looks for work, s: a look is cheaper than a wakeup for each record. The records of four looks fit
+# into each ring, by the rate since the last look.
 QUIET_LOOK_S, LOOK_S, SOON_S = 0.5, 0.1, 0.01
-# A ring of fewer records is looked at each LOOK_S: a job that begins to work at full speed could fill it meanwhile.
+# A ring with room for fewer records is looked at each LOOK_S: a job that begins at full speed could fill it meanwhile.
 QUIET_RECORDS = 256
 # How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
-# it waits for many; a power cut loses those that wait. A query drains the rings first.
+# it waits for many records; a power cut loses the waiting ones. A query drains the rings first.
 REST_S = 1.0
-# A ring that is so full is drained at once. A consumer of large records has a share of its own
+# A ring is drained at once when one part in FULL_SHARE is full. A consumer of large records has a share of its own
 # (``RingConsumer.full_share``).
 FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
 # How long the drain waits before it offers a refused record to the log again, s: at first, and at most.
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
-# Between two garbage collections, s: CPython collects none by itself here (``collector.process``).
+# The time between two garbage collections, s: CPython starts none by itself here (``collector.process``).
 GC_S = 120.0
 _log = logging.getLogger(__name__)
 
 
 class _Record(NamedTuple):
-    """A record for the log. ``ends``: the position behind it in each ring; ``size``: bytes taken from rings."""
+    """A record for the log. ``ends``: the position behind its records in each ring; ``size``: bytes from the rings."""
 
     batches: dict[str, list[pa.RecordBatch]]
     positions: Positions
@@ -59,11 +59,11 @@ class _Record(NamedTuple):
 
 
 class DrainLoop:
-    """One thread. ``consumers`` has one for each ring; ``each_look`` are called with every look, and ``record`` with
-    all records of a ring.
+    """Drains the rings in a thread. ``consumers``: one for each ring; each look calls all of ``each_look``, and
+    ``record`` with all records of a ring.
 
-    ``takes`` returns how many of the first records of a ring may become rows now: those of ``identified`` consumers
-    wait for it, unless the ring is half full.
+    ``takes`` returns the number of the first records of a ring that may become rows now: records of ``identified``
+    consumers wait for it, unless the ring is half full.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DrainLoop:
         self._rests = {name: self._consumers[name].rest_s or REST_S for name in self._rings}
         self._drained = dict.fromkeys(self._rings, 0.0)
         self._can_rest = all(ring.records_in(ring.size) >= QUIET_RECORDS for ring in self._rings.values())
-        # Where each ring ended at the last look, and when that was.
+        # The end of each ring at the last look, and the time of that look.
         self._ends = {name: ring.end for name, ring in self._rings.items()}
         self._looked = time.monotonic()
         self._positions: Positions = {}
@@ -107,7 +107,7 @@ class DrainLoop:
         self._logged = ""
 
     def resume(self) -> dict[str, int]:
-        """Move every ring behind the records that the log holds. Returns the reported losses of each.
+        """Move the position of every ring behind the records that the log holds. Returns the reported losses by ring.
 
         A ring whose consumer position is ahead of the log's has lost records with a part of the log: that is a loss.
         """
@@ -120,12 +120,12 @@ class DrainLoop:
                     now, count = self._clock.pair().real_ns, ring.records_in(ring.position - position)
                     reason = "the end of the log is missing: the ring was read further"
                     self._buffer.lost(Loss(name, "", "log", reason, now, now, count))
-                # In the same record as the row of the loss, so that it is reported once.
+                # The position is in the same record as the row of the loss, so that the loss is reported once.
                 self._positions[name] = {**known, "position": ring.position}
         return {name: int(known.get("lost", 0)) for name, known in self._positions.items()}
 
     def run(self) -> None:
-        """Drain until ``stop``. An error of the store is kept as ``failure`` and the drain tried again."""
+        """Drain until ``stop``. An error of the store is kept as ``failure``, and the drain is tried again."""
         collected = time.monotonic()
         while not self._stopped:
             asked = self._look()
@@ -142,7 +142,7 @@ class DrainLoop:
         self._drain(set(self._rings))
 
     def _look(self) -> bool:
-        """Wait for the next look. Returns whether somebody asked for it."""
+        """Wait for the next look. Returns whether ``flush`` or ``stop`` asked for it."""
         if self._held:
             # A flush waits for held records, too.
             time.sleep(SOON_S)
@@ -155,10 +155,11 @@ class DrainLoop:
         self._wake.set()
 
     def flush(self, timeout: float = 1.0) -> str:
-        """Wait, ``timeout`` s at most, until the log has what is in the rings now. Returns why it has not, or ""."""
+        """Wait, ``timeout`` s at most, until the log has all records that are in the rings now. Returns why it lacks
+        some, or ""."""
         marks = {name: ring.end for name, ring in self._rings.items() if self._consumers[name].identified}
         with self._done:
-            # The running cycle may have read the rings before this call, so the one after it is the first that counts.
+            # The running cycle may have read the rings before this call, so the next cycle is the first that counts.
             target = self._cycles + 2
 
             def over() -> bool:
@@ -172,8 +173,8 @@ class DrainLoop:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the loop last ended a step, such as one ring. It ends several each second, also while the log
-        fails."""
+        """Seconds since the loop last ended a step, such as one ring. The loop ends several steps each second, also
+        while the log fails."""
         return time.monotonic() - self._moved
 
     @property
@@ -182,7 +183,7 @@ class DrainLoop:
         return sum(ring.backlog for ring in self._rings.values())
 
     def once(self, due: Collection[str] | None = None) -> int:
-        """Run one cycle, of the rings that are ``due`` or all. Returns how many bytes they held.
+        """Run one cycle over the rings that are ``due``, or all. Returns the number of bytes taken from them.
 
         Raises StoreError; then nothing was committed, and the next cycle offers the same record first.
         """
@@ -216,7 +217,7 @@ class DrainLoop:
                 if batch.num_rows:
                     batches.setdefault(table, []).append(batch)
                     self._buffer.rows[table] += batch.num_rows
-        # The row of a loss is in this record, even where no record of its ring is: it must not be reported again.
+        # This record has the row of a loss, even without records of its ring: the loss must not be reported again.
         for name, ring in self._rings.items():
             if name not in ends and positions.get(name, {}).get("lost", 0) != lost.get(name, 0):
                 positions[name] = self._place(ring, ring.position, lost)
@@ -245,7 +246,7 @@ class DrainLoop:
     def _assembled(self, name: str, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         try:
             return self._consumers[name].assemble(records, pair)
-        except Exception as e:  # these records would fail each time, and delay all that follow
+        except Exception as e:  # these records would fail each time, and delay all later ones
             _log.exception("%d records of ring %s cannot be assembled", len(records), name)
             reason = f"{type(e).__name__} in assembly"
             self._buffer.lost(Loss(name, "", "assembly", reason, pair.real_ns, pair.real_ns, len(records)))
@@ -266,7 +267,7 @@ class DrainLoop:
         now = time.monotonic()
         elapsed = max(now - self._looked, 0.001)
         ends = {name: ring.end for name, ring in self._rings.items()}
-        # How soon a ring will be full.
+        # Seconds until each ring will be full.
         left = (
             (ring.size - ring.backlog) * elapsed / max(ends[name] - self._ends[name], 1)
             for name, ring in self._rings.items()

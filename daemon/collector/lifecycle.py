@@ -33,13 +33,13 @@ __all__ = (
 )
 
 FIRST_S, LAST_S = 0.2, 10.0
-# A process that has not come for so long is forgotten.
+# How long a process is remembered that ``passing`` is not asked about, s.
 QUIET_S = 30.0
 
 
 @dataclass(slots=True)
 class _Known:
-    """Times on time.monotonic(): ``due`` is when it may pass again."""
+    """Times on time.monotonic(). ``due``: when the process may pass again."""
 
     seen: float
     due: float
@@ -48,7 +48,7 @@ class _Known:
 
 
 class Pace:
-    """For one thread."""
+    """Lets each process pass more and more rarely. For one thread."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
@@ -73,14 +73,15 @@ class Pace:
 
 
 FORK, EXEC, EXIT, OOM = 1, 2, 3, 4
-# Between two scans of all processes where the kernel does not report new mappings: old processes load libraries too.
+# The time between two scans of all processes where the kernel does not report new mappings, s: old processes load
+# libraries, too.
 SCAN_S = 30.0
 
 
 class Lifecycle(Source):
-    """``mappings`` is None where the kernel refuses to report new mappings: then young processes are polled.
+    """``mappings``: None where the kernel refuses to report new mappings; then young processes are polled.
 
-    ``quarantined`` returns the processes that are not read for a while, since a read of them did not end.
+    ``quarantined`` returns the processes that are not read for a while, since an earlier read did not end.
     """
 
     name = "processes"
@@ -141,7 +142,7 @@ class Lifecycle(Source):
         return {}
 
     def read_mappings(self) -> None:
-        """Called often, by one thread."""
+        """Hands processes with new mappings to the watch of libraries and to discovery. Called often, by one thread."""
         pids = self._polled() if self._mappings is None else self._reported(self._mappings)
         for pid in pids:
             self._libraries.seen(pid)
@@ -163,16 +164,16 @@ class Lifecycle(Source):
         return set(self._young.due())
 
 
-# How long rows wait for the identity of their process, s: reading it takes some 50 ms. They would wait a second in the
-# ring anyway, so no rows come later for it; a query waits so long at most.
+# How long rows wait for the identity of their process, s: reading it takes some 50 ms. Rows would wait a second in the
+# ring anyway, so none come later for it; a query waits HOLD_S at most.
 HOLD_S = 0.5
-# An entry takes some 200 bytes. The oldest is evicted first; a process is waited for once.
+# Processes that are remembered as waited for, at some 200 bytes each. The oldest is evicted first.
 MAX_SEEN = 65536
 _MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
 class IdentityWait:
-    """For the thread that drains. One for all rings: a process is waited for once."""
+    """Holds records until their process is identified. For the thread that drains; one wait for all rings."""
 
     def __init__(self, processes: Discovery, now: Callable[[], float] = time.monotonic) -> None:
         self._processes = processes
@@ -180,9 +181,9 @@ class IdentityWait:
         self._since: OrderedDict[tuple[int, int], float] = OrderedDict()
 
     def takes(self, records: npt.NDArray[Any]) -> int:
-        """Returns how many of the first records can become rows now: those before the first of an awaited process.
+        """Returns how many of the first ``records`` can become rows now: those before the first of an awaited process.
 
-        ``records`` have ``tgid`` and ``start_ns``. The wait for all processes among them begins at once.
+        ``records`` have ``tgid`` and ``start_ns``. The wait for all their processes begins now.
         """
         mixed = records["start_ns"] * _MIX + records["tgid"]
         firsts = np.unique(mixed, return_index=True)[1].tolist()

@@ -1,7 +1,7 @@
 """Settings that can be changed while the daemon runs: for all processes, for a job, or for one process.
 
-The most specific change holds: that of the process, else of its job, else of all processes, else the configuration. A
-change can expire, and can be kept over a restart.
+The most specific change holds: the change for the process, else for its job, else for all processes, else the
+configuration. A change can expire, and can be kept over a restart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from probing.daemon.store.maintenance.grace import Deletion
 
 __all__ = ("SETTINGS", "Changes")
 
-# The settings that can be changed, and whether for a single job or process, too.
+# The settings that can be changed; True: also for a single job or process.
 SETTINGS = {
     "sampling.hz": True,
     "sampling.off_cpu": True,
@@ -47,7 +47,7 @@ _Scope = tuple[str, str, int, int]
 
 
 class _Change(NamedTuple):
-    """``until_ns``: when it expires, UTC ns; 0: never."""
+    """``until_ns``: when the change expires, UTC ns; 0: never."""
 
     key: str
     text: str
@@ -65,8 +65,8 @@ class _Change(NamedTuple):
 class Changes:
     """Safe for any thread. ``listeners`` are called, without arguments, after every change.
 
-    ``path`` is the file of changes that outlive the daemon; ``now_ns`` gives UTC ns. Of the rows in the store,
-    ``deletes`` returns what values would delete, and ``waiting`` what values that hold will delete, by key.
+    ``path``: the file of changes that outlive the daemon; ``now_ns`` returns UTC ns. ``deletes`` returns the rows of
+    the store that values would delete; ``waiting`` returns by key the rows that present values will delete.
     """
 
     def __init__(self, config: Config, path: Path, now_ns: Callable[[], int]) -> None:
@@ -80,7 +80,7 @@ class Changes:
         self._changes: dict[_Scope, _Change] = {c.scope: c for c in self._read()}
 
     def value(self, key: str, who: Identity | None = None) -> Any:
-        """Returns the value of a setting for a process, or for all of them."""
+        """Returns the value of a setting for a process; without ``who`` for all processes."""
         scopes: list[_Scope] = [(key, "", 0, 0)]
         if who is not None:
             scopes = [(key, "", who.pid, who.start_ns), (key, who.job, 0, 0), *scopes]
@@ -103,7 +103,7 @@ class Changes:
         persist: bool = False,
         confirmed: bool = False,
     ) -> None:
-        """Changes a setting. Raises UsageError or ConfigError for a wrong value, StoreError when it is not written.
+        """Changes a setting. Raises UsageError or ConfigError for a wrong value, StoreError if the file is not written.
 
         Raises UsageError for a value that would delete rows, unless it is ``confirmed``.
         """
@@ -128,7 +128,7 @@ class Changes:
         self._notify()
 
     def effect(self, key: str, text: str | None) -> Deletion:
-        """Returns what setting ``key`` to ``text`` would delete; None: to the value of the configuration.
+        """Returns the rows that setting ``key`` to ``text`` would delete; None: to the value of the configuration.
 
         Raises UsageError or ConfigError for a wrong value, StoreError.
         """
@@ -240,7 +240,7 @@ class Changes:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, RecursionError, ProbingError) as e:
-            # The daemon always starts; the changes have to be made again.
+            # A damaged file does not keep the daemon from starting; its changes have to be made again.
             _log.warning("%s is left out, it makes no sense: %s", self._path, e)
             return []
         return found[:MAX_CHANGES]

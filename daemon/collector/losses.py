@@ -1,5 +1,5 @@
-"""Reports losses as rows of probing.losses: full rings, spent budgets by process where it is known, and times in which
-all probes were paused.
+"""Reports losses as rows of probing.losses: full rings, spent budgets, by process where the process is known, and times
+in which all probes were paused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from probing.daemon.source import Loss, ProbeSlot, Sink
 
 __all__ = ("LossMeter",)
 
-# How long a probe stays off that all processes together hit too often, ns.
+# The time for which a probe that all processes together hit too often stays off, ns.
 REST_NS = 10_000_000_000
 # PROBE_BUDGETS of guard.bpf.h
 PROBE_BUDGETS = 8
@@ -21,10 +21,10 @@ ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
 
 
 class _Refusals:
-    """``look`` reports the hits that were refused since the last look, by this collector or the one before.
+    """``look`` reports the hits that were refused since the last look of this collector, or of the collector before.
 
-    ``blinded`` is called with the monotonic time up to which ends of operations may have been missed, and the process
-    (None: all).
+    ``blinded`` is called with the monotonic time up to which ends of operations may have been missed, and the pid
+    (None: all processes).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class _Refusals:
         self._budget = budget
         self._blinded = blinded
         self._reported = {slot: session.reported_refusals(slot) for slot in slots}
-        # Of these, `left` in `_report` is how many were refused since the last report.
+        # Refusals by process at the last report; `left` in `_report` counts those since.
         last = max((ts for _, ts in self._reported.values()), default=0)
         self._of_processes = session.refusals(before_ns=last - pair.mono_to_utc_ns)
         for slot in slots:
@@ -53,7 +53,7 @@ class _Refusals:
         return [p.name for slot, p in self._slots.items() if counters.get(f"probe:{slot}", {}).get("off_ns")]
 
     def look(self, counters: Mapping[str, Mapping[str, int]], since: int, pair: ClockPair) -> None:
-        """``counters`` are the session's; ``since`` is the UTC time of the last look, ns."""
+        """Reports refused hits. ``counters``: the session's; ``since``: the UTC time of the last look, ns."""
         of_processes: dict[tuple[int, int], int] | None = None
         for slot, probe in self._slots.items():
             counts = counters.get(f"probe:{slot}")
@@ -65,7 +65,7 @@ class _Refusals:
             if counts["off_ns"] and pair.mono_ns - counts["off_ns"] > REST_NS:
                 self._session.set_budget(slot, self._budget)
         if of_processes is not None:
-            # The kernel evicts processes; they are evicted here, too.
+            # Processes that the kernel evicted are evicted here, too.
             self._of_processes = {key: min(self._of_processes.get(key, 0), n) for key, n in of_processes.items()}
 
     def _report(
@@ -83,7 +83,7 @@ class _Refusals:
         limit = f"more than {self._budget} times a second"
         for (number, pid), refused in of_processes.items():
             before = self._of_processes.get((number, pid), 0)
-            # A smaller count than before was reset. There may be more by now than when the total was read.
+            # A count that is smaller than before was reset. It may have grown since the total was read.
             more = min(refused - before if refused >= before else refused, left)
             if number == slot and more > 0:
                 self._lose(probe, probe.why or f"this process hit {probe.name} {limit}", since, pair, more, pid)
@@ -111,7 +111,7 @@ INTERVAL_NS = 1_000_000_000
 class LossMeter:
     """Reads the counters once a second; ``tick`` is called more often. ``tables``: the table of each ring.
 
-    ``also`` returns losses that others found; ``blinded`` is that of ``_Refusals``.
+    ``also`` returns losses that other parts found; ``blinded``: as for ``_Refusals``.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class LossMeter:
         self._counters = session.counters()
         self._lost = dict(known_lost)
         self._refusals = _Refusals(session, sink, slots, budget, blinded, self._last)
-        # UTC ns; after a restart amid a pause, the time of the restart.
+        # When the pause began, UTC ns; after a restart amid a pause, the time of the restart.
         self._paused_since = self._last.real_ns if session.paused else None
 
     @property
@@ -150,16 +150,16 @@ class LossMeter:
 
     @property
     def hits(self) -> int:
-        """How often all probes were hit by the last tick."""
+        """The number of hits of all probes up to the last tick."""
         return sum(counts.get("hits", 0) for counts in self._counters.values())
 
     @property
     def samples(self) -> int:
-        """How many stacks were sampled by the last tick."""
+        """The number of stacks sampled up to the last tick."""
         return self._counters.get("python_samples", {}).get("pushed", 0)
 
     def pause(self, paused: bool) -> None:
-        """Reports the time without probes as a gap of every table when they are resumed, however short it was."""
+        """Reports the time without probes, however short, as a gap of every table when probes are resumed."""
         now = self._clock.pair().real_ns
         if paused:
             self._paused_since = self._paused_since or now

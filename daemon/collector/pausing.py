@@ -12,19 +12,19 @@ __all__ = ("Pausing",)
 
 
 class Pausing:
-    """``asked``: a client paused the probes. The file pauses them as long as it exists."""
+    """``asked``: a client paused the probes. The file pauses the probes as long as it exists."""
 
     def __init__(self, session: Session, file: Path, clock: Clock) -> None:
         self._session = session
         self._file = file
         self._clock = clock
-        # A restart keeps a pause that a client asked for; one by the file ends with the file.
+        # A restart keeps a pause that a client asked for; a pause by the file ends with the file.
         self.asked = session.paused and not file.exists()
-        # UTC ns; None: an earlier daemon was paused already.
+        # When the pause began, UTC ns; None: an earlier daemon was paused already.
         self._since: int | None = None
 
     def follow(self) -> bool:
-        """Pause or resume the session. Returns whether that changed anything."""
+        """Pause or resume the session as ``asked`` and the file say. Returns whether the session changed."""
         wanted = self.asked or self._file.exists()
         if wanted == self._session.paused:
             return False

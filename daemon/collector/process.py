@@ -19,9 +19,9 @@ from probing.daemon.supervisor.notify import Status
 
 __all__ = ("main",)
 
-# While programs are still to be loaded, and later.
+# The time between two checks while programs are still to be loaded, and later, s.
 _SOON_S, _CHECK_S = 0.5, 1.0
-# The status that systemd shows may be so old, in checks.
+# The number of checks after which the status that systemd shows is renewed.
 _STATUS_CHECKS = 2
 
 
@@ -31,7 +31,7 @@ def main() -> int:
     config = Config.from_args(sys.argv[1:])
     ended = threading.Event()
     stop_on_signal(ended.set)
-    # A collection in the middle of a drain would be a stall: the drain loop collects when there is time.
+    # A garbage collection in the middle of a drain would be a stall: the drain loop collects when there is time.
     gc.disable()
     restrict(COLLECTOR)
     watch = Watch(config.hang_s, lambda seconds: _is_well(config, seconds))
@@ -40,7 +40,7 @@ def main() -> int:
         ends.callback(watch.stop)
         collector = Collector(config)
         ends.callback(collector.stop)
-        # First of all: the end may take longer than a step of a collector that is well.
+        # The watch stops first: the end may take longer than a step of a healthy collector.
         ends.callback(watch.stop)
         collector.start()
         gc.collect()

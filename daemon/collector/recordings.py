@@ -36,7 +36,7 @@ __all__ = (
 )
 
 Record = Callable[[str, ClockPair, npt.NDArray[Any]], None]
-"""(ring, the clocks when it was read, its records)."""
+"""A function of (ring, the clocks when the ring was read, its records)."""
 
 
 def open_recorder(folder: Path, clock: Clock) -> Recorder:
@@ -57,7 +57,7 @@ class Unknown:
 
 
 def replayed(path: Path, node: str = "replay") -> Iterator[tuple[str, pa.RecordBatch]]:
-    """(table, batch) of all operations of a recording, in their order. Raises FormatError for a damaged file."""
+    """Yields (table, batch) of all operations of a recording, in order. Raises FormatError for a damaged file."""
     decoder, groups = OperationDecoder(Unknown()), communicators.Communicators(node, Unknown())
     for drained in recording.replay(path):
         if drained.ring == RING:

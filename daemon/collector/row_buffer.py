@@ -16,9 +16,9 @@ from probing.daemon.source import Loss
 
 __all__ = ("RowBuffer",)
 
-# Rows that wait while the log cannot be written; beyond it the newest are dropped and counted.
+# Rows that wait, at most, while the log cannot be written; further rows are dropped and counted.
 MAX_WAITING_ROWS = 200_000
-# Distinct losses that wait; beyond it only their counts are kept.
+# Distinct losses that wait, at most; of further losses only the counts are kept.
 MAX_WAITING_LOSSES = 4096
 
 
@@ -121,7 +121,7 @@ class RowBuffer:
 
 
 def _together(first: Loss, then: Loss) -> Loss:
-    """Merges two losses of the same kind. The count is None where one of them has none."""
+    """Merges two losses of the same kind. The count is None if either loss has no count."""
     return replace(
         first,
         ts_from_ns=min(first.ts_from_ns, then.ts_from_ns),

@@ -77,7 +77,7 @@ def _table_numbers(key: str, entries: Sequence[str]) -> Mapping[str, float]:
     return found
 
 
-# Returns the hint for a name of no stored table; empty where it is one.
+# Returns the hint for a name that no stored table has; empty if a stored table has the name.
 def _no_table(name: str) -> str:
     schema, _, rest = name.partition(".")
     if schema == SCHEMA and USER_NAME.fullmatch(rest):

@@ -47,7 +47,7 @@ __all__ = (
 
 
 def objects_of(kinds: Sequence[SourceType]) -> tuple[list[str], list[str]]:
-    """Returns the BPF objects that sources need, and those that they can do without."""
+    """Returns the BPF objects that sources need, and the objects that sources can do without."""
     return [name for kind in kinds for name in kind.objects], [name for kind in kinds for name in kind.optional_objects]
 
 
@@ -67,7 +67,7 @@ class SourceSet:
         return iter(self._sources)
 
     def build(self, kinds: Sequence[SourceType], context: Context, undo: ExitStack) -> None:
-        """Make a source of each kind; ``undo`` stops them, the last first."""
+        """Make a source of each kind; ``undo`` stops the sources, the last first."""
         for kind in kinds:
             source = kind.make(context)
             context.share(source)
@@ -95,7 +95,7 @@ class SourceSet:
 
     @property
     def probe_slots(self) -> dict[int, ProbeSlot]:
-        """All probes by their slots. Raises InternalError where two sources have the same one."""
+        """All probes by slot. Raises InternalError where two sources have the same slot."""
         found: dict[int, ProbeSlot] = {}
         for source in self._sources:
             for slot, probe in source.probe_slots.items():
@@ -117,7 +117,7 @@ class SourceSet:
         return [library for source in self._sources if source.settings_changed() for library in source.libraries]
 
     def pause(self, paused: bool, mono_ns: int) -> None:
-        """The session was paused or resumed at ``mono_ns``: while probes are off, no end is seen."""
+        """Tells sources that the session was paused or resumed at ``mono_ns``: while probes are off, no end is seen."""
         for source in self._sources:
             source.pause(paused)
         self.ends_missed(mono_ns)

@@ -19,7 +19,7 @@ class Ticker:
     """A thread that calls each of ``steps`` every ``interval_s`` seconds, at the same moments as other tickers do.
 
     A step that fails is logged and called again.
-    With ``wakes`` (descriptors) it sleeps until one is readable: the events of an interval are handled together.
+    With ``wakes`` (descriptors) the thread sleeps until one is readable: it handles the events of an interval together.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Writes the records that the programs of another version still hold, finished and open ones, to the log once."""
+"""Writes the finished and open records that the programs of another version still hold to the log, once."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ def take_over(
     sink: Sink,
     clock: Clock,
 ) -> None:
-    """Write the records in ``ring`` and in the open map of a stopped layout as rows, and remove the layout.
+    """Writes as rows the records that ``ring`` and the map of open records of another version's stopped layout still
+    hold; then removes that layout.
 
     The position is logged under the layout's name, so a kill in between writes nothing twice. Fields that the other
-    version lacks are zero; that is reported as a loss.
+    version lacks are zero, and are reported as a loss.
     """
     pair = clock.pair()
     source = foreign.rings.get(ring)

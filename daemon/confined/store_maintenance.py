@@ -117,7 +117,7 @@ def _next(channel: Channel, task: _Task) -> bool:
 
 
 def _error_of(e: Exception) -> ProbingError:
-    """Returns what the asker is told: FormatError for what the bytes of a damaged file explain."""
+    """Returns the error that is sent to the caller: FormatError for exceptions that damaged bytes of a file cause."""
     if isinstance(e, ProbingError):
         return e
     if isinstance(e, MemoryError):

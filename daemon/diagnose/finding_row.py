@@ -1,4 +1,4 @@
-"""Makes a row of ``diagnosis.findings`` of a finding, and its id."""
+"""Makes the row of ``diagnosis.findings`` for a finding, and the finding's id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from probing.diagnosis.verdict import Finding
 __all__ = ("finding_id", "finding_report", "finding_row")
 
 _JSON_COLUMNS = ("culprits", "evidence", "missing", "refuted_by", "next_steps", "stacks")
-# Below the bound of a message to the collector, with all columns of a row.
+# The most bytes of one JSON column: all columns of a row stay below the bound of a message to the collector.
 _MAX_JSON = 128 << 10
 _MAX_TEXT = 4096
 _MAX_RANKS = 512
@@ -77,7 +77,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 def _json(items: Sequence[Any]) -> str:
-    """Returns the first of ``items``, as many as fit, as JSON."""
+    """Returns the first of ``items`` as JSON, as many as fit."""
     kept = list(items)
     while len(text := json.dumps(kept, separators=(",", ":"))) > _MAX_JSON:
         kept = kept[: len(kept) // 2]

@@ -1,6 +1,6 @@
-"""What the watch reads and stores: the progress of jobs, and findings, by the collector and the query engine.
+"""Reads and stores for the watch: the progress of jobs, and findings, by the collector and the query engine.
 
-New findings start hooks, and all go to the other nodes of their jobs.
+New findings start hooks, and all findings go to the other nodes of their jobs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ("FindingsStore", "Outbox")
 LIVE_S = 2.0
 QUERY_S = 3.0
 # A job may stand still over a weekend, in which its finding does not change.
-# What this node found comes first: others cannot fill its place.
+# Findings of this node come first: findings of other nodes cannot fill their places.
 _NEWEST = """\
 SELECT * FROM diagnosis.findings WHERE ts > now() - INTERVAL 7 DAY
 QUALIFY row_number() OVER (PARTITION BY job, run, finding_id ORDER BY ts DESC) = 1
@@ -46,11 +46,12 @@ class FindingsStore:
         self._queries = queries
 
     def progress(self) -> bytes:
+        """Returns ``comm.progress`` as an Arrow IPC stream."""
         return self._collector.live("comm.progress", LIVE_S)
 
     def findings(self) -> Sequence[Mapping[str, Any]]:
-        """Returns the newest row of each finding of the last week, those of this node first, then open ones; times are
-        UTC ns.
+        """Returns the newest row of each finding of the last week, findings of this node first, then open ones; times
+        are UTC ns.
 
         Raises ProbingError.
         """
@@ -60,10 +61,11 @@ class FindingsStore:
         return rows.get("findings", ())
 
     def record(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Stores rows of ``diagnosis.findings``."""
         self._collector.record_findings(rows, LIVE_S)
 
 
-# Rows that wait while the collector does not take them: of this node, and of others.
+# Rows that wait while the collector does not take them: of this node, and of other nodes.
 MAX_ROWS, MAX_OF_OTHERS = 256, 64
 _log = logging.getLogger(__name__)
 _Row = Mapping[str, Any]
@@ -91,7 +93,8 @@ class Outbox:
         self.stored = self.lost = 0
 
     def put(self, events: Iterable[Event]) -> None:
-        """Queues rows that were found here. The hook comes first: should this node die now, it is not lost."""
+        """Queues rows that were found here. The hook gets a new finding before it is stored: if this node dies in
+        between, the finding is not lost."""
         for event in events:
             row = {**event.row, "found_by": self._node}
             self._queue(self._rows, row, MAX_ROWS)

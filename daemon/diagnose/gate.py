@@ -23,7 +23,7 @@ class JobNow:
     ``newest_ns``: when an operation of any rank was last called or ended; None: no operation was seen.
     ``usual_gap_ns``: the longest usual time between two calls of a rank. ``living`` and ``ended`` count ranks;
     ``failed``: the ended ones with a signal or an exit code other than 0. ``late``: the first operations of a rank were
-    not recorded. ``world_size``: 0 when not known. ``calls``: recorded operations; that it grows shows that the job
+    not recorded. ``world_size``: 0 when not known. ``calls``: recorded operations; while the number grows, the job
     advances, also when the clock is set. ``owner``: the uid of its user.
     """
 

@@ -3,8 +3,8 @@
 A connection to ``hook.sock`` starts a process that runs the configured command and posts the finding
 (``daemon/confined/hook.py``).
 
-No owner keeps another waiting for more than one hook, and where all places are taken, the owner with the most findings
-loses the newest one. A hook that failed is tried again after a pause that doubles.
+No owner keeps another owner waiting for more than one hook. When all places are taken, the owner with the most findings
+loses the newest finding. A hook that failed is tried again after a pause that doubles.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from probing.daemon.ipc import connect
 __all__ = ("MAX_WAITING", "HookQueue", "Hooks", "job_itself")
 
 MAX_WAITING = 64
-# With the pauses between them some half an hour.
+# Tries of one hook: with the pauses between them some half an hour.
 MAX_TRIES = 8
-# How often findings are looked at that wait for their next try, s.
+# The time between two looks at findings that wait for their next try, s.
 LOOK_S = 1.0
 _Row = Mapping[str, Any]
 
 
 def job_itself(job: str, run: str) -> Hashable:
-    """Returns the owner of a run where nothing is known of owners: its job."""
+    """Returns the job of a run as its owner, where owners are not known."""
     del run
     return job
 
 
 @dataclass(slots=True)
 class _WaitingFinding:
-    """A row of ``diagnosis.findings``. ``tries``: how many hooks of it have failed; ``parts``: of the hook, those that
-    have to be tried again, empty: all."""
+    """A row of ``diagnosis.findings``. ``tries``: the number of its hooks that failed; ``parts``: the parts of the hook
+    that have to be tried again; empty: all."""
 
     owner: Hashable
     row: _Row
@@ -69,7 +69,7 @@ class HookQueue:
         self._owner_of = owner_of
         self._changed = threading.Condition()
         self._pauses = Pauses()
-        # By owner and job; the next one first.
+        # Findings by owner and job, in the order of their turns.
         self._waiting: OrderedDict[Hashable, _Jobs] = OrderedDict()
 
     def __len__(self) -> int:
@@ -78,13 +78,13 @@ class HookQueue:
 
     @property
     def due(self) -> bool:
-        """Whether a finding waits for a hook, and not for its next try alone."""
+        """Whether a finding waits for a hook; findings that wait for their next try do not count."""
         with self._changed:
             return self._next() is not None
 
     def put(self, row: _Row) -> bool:
-        """Queues a row of ``diagnosis.findings``, in place of an older one of the same finding. Returns False if it, or
-        another one for it, has found no place."""
+        """Queues a row of ``diagnosis.findings``, in place of an older row of the same finding. Returns False if the
+        row has found no place, or has taken the place of another finding."""
         finding = _WaitingFinding(self._owner_of(str(row["job"]), str(row["run"])), row)
         with self._changed:
             return self._put(finding)
@@ -105,8 +105,8 @@ class HookQueue:
             self._pauses.worked((finding.key,))
 
     def failed(self, finding: _WaitingFinding, parts: tuple[str, ...] = ()) -> bool:
-        """Queues ``finding`` again, for ``parts`` of its hook, after a pause. Returns False if it is given up, or finds
-        no place."""
+        """Queues ``finding`` again, for ``parts`` of its hook, after a pause. Returns False if ``finding`` is given up,
+        or finds no place."""
         finding.tries += 1
         finding.parts = parts
         with self._changed:
@@ -135,13 +135,13 @@ class HookQueue:
         return lost is None
 
     def _loser(self, new: _WaitingFinding) -> _WaitingFinding:
-        """Returns the finding that finds no place if ``new`` comes: the newest one of the owner with the most, and of
-        its job with the most; ``new`` itself where these are its own."""
+        """Returns the finding that loses its place to ``new``: the newest of the owner with the most findings, in the
+        job with the most; ``new`` itself if its own owner and job have the most."""
         owned = {owner: sum(map(len, jobs.values())) for owner, jobs in self._waiting.items()}
         crowd = max(owned, key=lambda owner: owned[owner])
         own = owned[new.owner] + 1 >= owned[crowd]
         jobs = self._waiting[new.owner if own else crowd]
-        # Of equal ones the last.
+        # Of equal jobs the last one.
         job = max(reversed(jobs), key=lambda name: len(jobs[name]))
         if own and len(jobs[new.job]) + 1 >= len(jobs[job]):
             return new
@@ -168,14 +168,14 @@ class HookQueue:
 
 
 CONNECT_S = 5.0
-# The process starts an interpreter first.
+# The time for which a hook may take longer than its parts, s: its process starts an interpreter first.
 MARGIN_S = 10.0
 _HEADER = ("finding_id", "job", "run", "verdict", "severity", "sentence", "ranks", "nodes")
 
 
 class Hooks:
-    """Counts hooks that were ``started`` and that ``failed``, and findings that are ``lost``: they found no place, or
-    were given up. ``owner_of`` returns the owner of a run of a job; owners take turns."""
+    """Runs hooks. Counts hooks that were ``started`` and that ``failed``, and findings that are ``lost``, as they found
+    no place or were given up. ``owner_of`` returns the owner of a run of a job; owners take turns."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Hooks:
         self._path = path
         self._node = node
         self._wanted = bool(config.hook or config.webhook)
-        # For the command and for the post.
+        # The time for the command and for the post.
         self._timeout = 2 * config.hook_timeout_s + MARGIN_S
         self._waiting = HookQueue(owner_of)
         self._running = False
@@ -209,7 +209,7 @@ class Hooks:
 
     @property
     def idle(self) -> bool:
-        """Whether no hook runs, and none waits but for its next try."""
+        """Whether no hook runs, and no finding waits but for its next try."""
         return not self._running and not self._waiting.due
 
     @property
@@ -219,7 +219,7 @@ class Hooks:
 
     @property
     def detail(self) -> str:
-        """Returns how many hooks were started, for ``status``; empty without a configured one."""
+        """Returns a text about the hooks that were started, for ``status``; empty without a configured hook."""
         if not self._wanted:
             return ""
         waiting, lost = len(self._waiting), f", {self.lost} findings without one" if self.lost else ""
@@ -237,7 +237,7 @@ class Hooks:
                 self._running = False
 
     def _try(self, finding: _WaitingFinding) -> None:
-        """Raises ProbingError when the hook failed; the parts that did are tried again then."""
+        """Runs the hook of ``finding``. Raises ProbingError when it failed; the failed parts are tried again then."""
         self.started += 1
         try:
             answer = self._start(finding)
@@ -255,7 +255,7 @@ class Hooks:
             raise InternalError("; ".join(texts))
 
     def _start(self, finding: _WaitingFinding) -> Mapping[str, Any]:
-        """Starts the hook process, waits for its end, and returns what it answered. Raises ProbingError."""
+        """Starts the hook process, waits for its end, and returns its answer. Raises ProbingError."""
         row = finding.row
         header = {"op": "finding", "node": self._node, **{name: row.get(name) for name in _HEADER}}
         payload = json.dumps({"node": self._node, **finding_report(row)}).encode()

@@ -14,26 +14,27 @@ from probing.diagnosis.verdict import NOTE, Finding
 __all__ = ("Event", "JobFindings", "LookResult")
 
 _HANG, _SLOW, _DEATH, _MEMORY, _HARDWARE = "hang", "slow", "death", "memory", "hardware"
-# A finding closes when so many looks in a row do not show it.
+# Looks in a row that do not show a finding, after which it closes.
 _MISSES = 2
 # The least time between two rows of a finding that changes, ns.
 _CHANGE_NS = 10_000_000_000
-# Those of other nodes have places of their own, of which a node has some.
+# Open findings that are followed: of this node, of all other nodes, and of one other node.
 _MAX_OPEN = 64
 _MAX_OF_OTHERS, _MAX_OF_NODE = 64, 16
 _MAX_KNOWN = 4096
-# How long a node may not answer until its ranks are to blame for a hang of which a rank there is named already, ns.
+# How long a node may be silent, ns, until its ranks are to blame for a hang in which one of them is named already.
 _SILENT_NS = 60_000_000_000
 _CULPRIT, _VICTIM = "culprit", "victim"
-# As ``verdict.Culprit.activity`` has it.
+# The value of ``verdict.Culprit.activity`` for an unknown activity.
 _UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class LookResult:
     """The findings of one look at a job. ``stalled``: the job had stood still for W. ``deep``: stacks were read.
-    ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed: what it lacks may still be there. ``beside``:
-    another node diagnoses the job, too, and follows what it found itself. ``silent``: the nodes that did not answer."""
+    ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed: findings that the look lacks may still hold.
+    ``beside``: another node diagnoses the job, too, and follows its own findings. ``silent``: the nodes that did not
+    answer."""
 
     findings: tuple[Finding, ...]
     stalled: bool
@@ -54,9 +55,9 @@ class Event:
 
 @dataclass(slots=True)
 class _Open:
-    """``stalled``: it was found while the job stood still, so it closes when the job advances. ``roles``: of the stacks
-    in the row. ``activities``: of the culprits, by pid. ``misses``: looks in a row that did not show it. ``finder``:
-    the other node that found it; empty: this one."""
+    """An open finding. ``stalled``: it was found while the job stood still, so it closes when the job advances.
+    ``roles``: the roles of the stacks in the row. ``activities``: the activities of the culprits, by pid. ``misses``:
+    looks in a row that did not show it. ``finder``: the other node that found it; empty: this node."""
 
     row: dict[str, Any]
     group: str
@@ -88,17 +89,17 @@ class JobFindings:
         # Pids of ranks that waited for requests when that was last known; the job has not advanced since.
         self._idle: frozenset[int] = frozenset()
         self._sees_idle = False
-        # By node that does not answer: when it first did not, UTC ns.
+        # By silent node: when it first did not answer, UTC ns.
         self._silent_since: dict[str, int] = {}
 
     @property
     def open(self) -> int:
-        """How many findings are open."""
+        """The number of open findings."""
         return len(self._open)
 
     @property
     def doubtful(self) -> bool:
-        """Whether the next look has to be deep, to confirm what the last one showed."""
+        """Whether the next look has to be deep, to confirm findings of the last look."""
         return bool(self._doubtful) or self._noted
 
     @property
@@ -109,23 +110,23 @@ class JobFindings:
     @property
     def explained(self) -> bool:
         """Whether findings are open, and each has its stacks, so that the next look can wait."""
-        # Of hardware there are none.
+        # Findings about hardware have no stacks.
         own = [one.roles for one in self._open.values() if one.group != _HARDWARE]
         return bool(own) and all(_CULPRIT in roles and _VICTIM in roles for roles in own)
 
     @property
     def settled(self) -> bool:
-        """Whether time alone changes nothing: what is open is explained, or the last look showed an idle server.
+        """Whether time alone changes nothing: open findings are explained, or the last look showed an idle server.
 
-        Where nothing is found, a rank may be named once it is busy for long enough.
+        Without findings, a rank may be named once it is busy for long enough.
         """
         return self.explained or (self._sees_idle and not self._open)
 
     def restore(self, row: Mapping[str, Any], group: str) -> bool:
         """Takes the newest row of a finding that an earlier daemon or another node stored. Returns whether it holds.
 
-        What this node found stands, whatever others say of it. A finding of another node is changed by that node, or by
-        one that comes before this one, which may diagnose the job in its place.
+        A finding of this node stands, whatever other nodes say of it. A finding of another node may be changed by that
+        node, or by a node that comes before this one, which may diagnose the job in its place.
         """
         name, finder = str(row["finding_id"]), str(row.get("found_by") or "")
         finder = "" if finder == self._node else finder
@@ -135,7 +136,7 @@ class JobFindings:
         if row["state"] == "open" and open_one is None and not self._has_room(finder):
             return False
         if (not finder or finder < self._node) and len(self._known) < _MAX_KNOWN:
-            # The node that diagnoses the job has started its hook; one that does not speaks for itself.
+            # The node that diagnoses the job has started its hook; a node after this one speaks only for itself.
             self._known.add(name)
         if row["state"] != "open":
             self._open.pop(name, None)
@@ -154,7 +155,7 @@ class JobFindings:
         return len(finders) - finders.count("") < _MAX_OF_OTHERS and finders.count(finder) < _MAX_OF_NODE
 
     def follow(self, look: LookResult) -> list[Event]:
-        """Opens, changes and closes findings by what a look showed."""
+        """Opens, changes and closes findings by the findings of a look."""
         found = {finding_id(self._job, self._run, f): f for f in look.findings if f.severity != NOTE}
         idle = {c.pid for f in look.findings if f.verdict is IDLE for c in f.culprits}
         self._sees_idle = bool(idle)
@@ -164,14 +165,14 @@ class JobFindings:
         others = {name for name, one in self._open.items() if look.beside and one.finder}
         events = [event for name, f in found.items() if name not in others for event in self._found(name, f, look)]
         self._doubtful = found.keys() - self._open.keys()
-        # What is a note without stacks may be a finding with them.
+        # A note made without stacks may become a finding with stacks.
         self._noted = not look.deep and any(f.severity == NOTE and f.verdict.group != _HARDWARE for f in look.findings)
         for name in [name for name in self._open if name not in found and name not in others]:
             events += self._missed(name, look)
         return events
 
     def advanced(self, now_ns: int) -> list[Event]:
-        """Closes what held the job up: it goes on."""
+        """Closes the findings that held the job up: the job goes on."""
         self._idle = frozenset()
         return self._close((name for name, one in self._open.items() if one.stalled), now_ns)
 
@@ -209,19 +210,19 @@ class JobFindings:
         if _roles(finding) >= one.roles:
             one.roles = _roles(finding)
         else:
-            # A busy machine gave fewer, or the processes are gone: those of an earlier look are kept.
+            # A busy machine gave fewer stacks, or the processes are gone: the stacks of an earlier look are kept.
             row["stacks"] = one.row["stacks"]
         one.shown, one.stored_ns, one.row, one.finder = _shown(finding), now, row, ""
         one.activities = _activities(finding)
-        # What another node said of it beforehand started no hook.
+        # A row of the finding by another node may have come before, and started no hook.
         new = name not in self._known
         self._known.add(name)
         return [Event(row, new)]
 
     def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
-        """Whether a finding needs no second look: a death, memory over many readings with its limit, one that the last
-        look showed, or one of a stall. A hang needs one unless a culprit was in the same place twice: the ranks to
-        blame may get on with something."""
+        """Whether a finding needs no second look: a death, memory over many readings with its limit, a finding that the
+        last look showed, or a finding of a stall. A hang needs a second look unless a culprit was in the same place
+        twice: the ranks to blame may get on with something."""
         group = finding.verdict.group
         if look.beside and name not in self._doubtful:
             # The node that diagnoses the job may be about to find the same.
@@ -232,15 +233,15 @@ class JobFindings:
         return look.stalled and (group != _HANG or settled)
 
     def _names_silent(self, finding: Finding, now_ns: int) -> bool:
-        """Whether an open hang names a rank of a node that lately answered: one late answer is no other culprit."""
+        """Whether an open hang names a rank of a node that answered lately: a late answer makes no further culprit."""
         late = {c.node for c in finding.culprits if now_ns - self._silent_since.get(c.node, 0) < _SILENT_NS}
         return any(late & one.nodes for one in self._open.values() if one.group == _HANG)
 
     def _missed(self, name: str, look: LookResult) -> list[Event]:
         one = self._open[name]
         if one.group == _HANG and one.nodes & look.silent:
-            return []  # whoever could refute it did not answer
-        # Without stacks nothing refutes a hang; while a job stands still nothing refutes that it was slow.
+            return []  # the node that could refute the hang did not answer
+        # Only a look with stacks refutes a hang; a look at a job that stands still cannot refute that it was slow.
         refuted = look.deep if one.group == _HANG else one.group == _DEATH or not look.stalled
         one.misses += refuted and not look.unread
         return self._close([name], look.now_ns) if one.misses >= _MISSES else []
@@ -259,13 +260,13 @@ def _activities(finding: Finding) -> dict[int, str]:
 
 
 def _sees_less(finding: Finding, before: Mapping[int, str]) -> bool:
-    """Whether what a culprit does was known, and could not be read this time: a busy machine, or a process that hangs
-    in the kernel, keeps its explanation."""
+    """Whether the activity of a culprit was known, and could not be read this time: on a busy machine, or of a process
+    that hangs in the kernel. Then the earlier explanation is kept."""
     return any(before.get(pid, _UNKNOWN) != _UNKNOWN for pid, now in _activities(finding).items() if now == _UNKNOWN)
 
 
 def _shown(finding: Finding) -> object:
-    """Returns what makes a new row if it differs: not the sentence, which counts the seconds."""
+    """Returns the values of ``finding`` whose change makes a new row: not the sentence, which counts the seconds."""
     death = finding.verdict.group == _DEATH
     culprits = tuple((c.rank, c.pid, c.activity, c.why if death else "") for c in finding.culprits)
     return finding.severity, round(finding.confidence, 2), finding.victims, culprits

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Problem(NamedTuple):
-    """``since_ns``: of the first failure after the last success, UTC."""
+    """``since_ns``: the time of the first failure after the last success, UTC."""
 
     what: str
     why: str
@@ -38,13 +38,13 @@ class Problems:
         return (one.as_text() for one in self.failed())
 
     def failed(self) -> list[Problem]:
-        """Returns the failures, those that last longest first. Safe for any thread."""
+        """Returns the failures, the longest first. Safe for any thread."""
         failed = list(self._failed.values())
         return sorted(failed, key=lambda one: one.since_ns)
 
     @contextmanager
     def noted(self, what: str) -> Iterator[None]:
-        """Keeps the text of an exception of the block until a block of the same name succeeds; raises nothing."""
+        """Keeps the text of an exception of the block until a block with the same ``what`` succeeds; raises nothing."""
         try:
             yield
         except Exception as e:
@@ -52,7 +52,7 @@ class Problems:
             known = self._failed.get(what)
             found = Problem(escape(what), why, self._now_ns() if known is None else known.since_ns)
             self._failed[what] = found
-            # The same problem is logged once, and a collector that is being replaced not at all.
+            # The same problem is logged once; the problem of a collector that is being replaced is not logged.
             if known is None and not isinstance(e, PeerError):
                 _log.warning("%s", found.as_text(), exc_info=not isinstance(e, ProbingError))
         else:

@@ -1,7 +1,7 @@
 """When to look at a job: when it stalls, then less and less often; when a rank ends; now and then while it runs.
 
 A review of a job that advances costs tenths of a second of CPU, its pace nothing. Whatever slows a job down changes its
-pace: reviews come less and less often while that stays, and soon after it changes.
+pace: reviews come less and less often while the pace stays, and soon after it changes.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from probing.daemon.diagnose.gate import JobNow
 __all__ = ("Look", "Reviews", "Schedule")
 
 _SECOND_NS = 1_000_000_000
-# The pauses between looks at a stalled job are 1, 2, 4, ... and at most 60 s: it may stand still for days.
+# The longest pause between looks at a stalled job, after 1, 2, 4, ... s: a job may stand still for days.
 _LONGEST_S = 60.0
 # The least pause where a finding with stacks stands: a look costs most of a second of CPU, which other jobs need.
 _EXPLAINED_S = 8.0
 _DOUBLINGS = 6
-# The first looks at a stall come when a wait has become long enough, so long after that, s.
+# The first looks at a stall come when a wait has become long enough: their number, and how long after that, s.
 _RIPE_LOOKS = 8
 _RIPE_S = 0.2
-# A job that was there before the daemon gets a second look, which has to confirm the first, so long after it, s.
+# The time between the first two looks at a job that was there before the daemon, s: the second confirms the first.
 _SECOND_LOOK_S = 1.5
 _LEAST_PAUSE_S = 0.1
-# When to look after a death, s: ranks that die of it end within this time.
+# The times after a death at which to look, s: ranks that die of it end meanwhile.
 _AFTER_DEATH_S = (0.5, 2.5)
-# A look that reads stacks twice takes a second. After one that takes longer than _SLOW_S the job rests for _REST times
-# as long. The first looks at a stall and those at a death do not wait for that: on a busy machine all looks are slow.
+# A look that reads stacks twice takes a second. After a look that takes longer than _SLOW_S the job rests, _REST times
+# as long. The first looks at a stall, and looks at a death, do not wait for that: on a busy machine all looks are slow.
 _SLOW_S = 3.0
 _REST = 4
 _URGENT_LOOKS = 3
-# After the first looks at a stall the next ones compare where the ranks stand. What else may show its cause by then,
-# such as an error of the hardware, is looked for so often, s.
+# After the first _FULL_LOOKS looks at a stall the next looks only compare where the ranks stand. A full look, which may
+# show another cause by then, such as an error of the hardware, follows every _FULL_S seconds.
 _FULL_LOOKS, _FULL_S = 3, 300.0
 
 
@@ -56,13 +56,13 @@ class Schedule:
         self._seen_ns = job.now_ns
         self._known_ns: int | None = None
         self._updated = now
-        # Looks since the job last advanced, and those of them that were for a stall.
+        # Looks since the job last advanced, and the looks among them that were for a stall.
         self._looks = self._stall_looks = 0
         self._next_look = now
         self._reviews = Reviews(now, review_s)
         self._deaths = _after_death(now) if job.failed else []
         self._not_before = now
-        # When the last full look was, and whether it left nothing open that another one could settle.
+        # The time of the last full look, and whether another full look would settle nothing more.
         self._full_at, self._settled = now, False
 
     @property
@@ -77,11 +77,11 @@ class Schedule:
 
     @property
     def over(self) -> bool:
-        """Whether all ranks have ended, and have been looked at for that."""
+        """Whether all ranks have ended, and the looks after their death are done."""
         return not self.job.living and not self._deaths
 
     def update(self, job: JobNow, now: float) -> bool:
-        """Takes the newest state. Returns whether the job has advanced since the last one."""
+        """Takes the newest state of the job. Returns whether the job has advanced since the last state."""
         before = self.job
         if job.newest_ns is None:
             # A collector that was replaced has seen no operation yet.
@@ -102,7 +102,7 @@ class Schedule:
         return advanced
 
     def known_to_advance(self, utc_ns: int | None) -> None:
-        """Takes the time of an operation that ``comm.progress`` lacks: an earlier daemon saw it."""
+        """Takes the time of an operation that ``comm.progress`` lacks: an earlier daemon saw the operation."""
         if utc_ns is not None and utc_ns < self.job.now_ns:
             self._known_ns = max(utc_ns, self._known_ns or 0)
 
@@ -124,12 +124,12 @@ class Schedule:
         return at if urgent else max(at, self._not_before), look
 
     def notes_standing(self, look: Look) -> bool:
-        """Returns whether this look or the next one may be compared, so that it has to be known where the ranks stand.
-        The first looks at a stall do not wait for that."""
+        """Returns whether ``look`` has to read where the ranks stand, as it or the next look may compare. The first
+        looks at a stall do not wait for that."""
         return look.why == "stall" and self._stall_looks >= _FULL_LOOKS - 1
 
     def may_compare(self, look: Look, now: float) -> bool:
-        """Returns whether a look need not gather facts where the ranks stand as they stood at the last one."""
+        """Returns whether ``look`` gathers no facts if the ranks stand where they stood at the last look."""
         known = self._settled and self._stall_looks >= _FULL_LOOKS
         return known and look.why == "stall" and now < self._full_at + _FULL_S
 
@@ -146,10 +146,10 @@ class Schedule:
         ripens_s: float | None = None,
         compared: bool = False,
     ) -> None:
-        """Plans the next look. ``took``: seconds of this one; ``doubtful``: a second one has to confirm what it found;
-        ``found``: a finding is open; ``explained``: it has its stacks, and nothing else is found; ``settled``: time
-        alone changes nothing; ``ripens_s``: how soon a wait that was too short to judge lasts long enough;
-        ``compared``: no facts were gathered, since the ranks stood where they stood before."""
+        """Plans the next look. ``took``: seconds of this look; ``doubtful``: a second look has to confirm its findings;
+        ``found``: a finding is open; ``explained``: all open findings have their stacks; ``settled``: time alone
+        changes nothing; ``ripens_s``: how soon a wait that was too short to judge lasts long enough; ``compared``: no
+        facts were gathered, since the ranks stood where they stood before."""
         if not compared:
             self._full_at = now
             self._settled = settled and not doubtful and ripens_s is None
@@ -182,12 +182,12 @@ def _after_death(now: float) -> list[float]:
     return [now + pause for pause in _AFTER_DEATH_S]
 
 
-# The time between two reviews doubles, up to so many times ``review_s``.
+# The time between two reviews doubles, up to _MOST times ``review_s``.
 _MOST = 5
-# A review that has to confirm another one follows it after so many seconds at most.
+# The longest time from a review to the review that has to confirm it, s.
 _CONFIRM_S = 10.0
-# The pace is measured over so many calls and seconds at least. It has changed when it differs by a quarter in two such
-# windows in a row.
+# The least calls and seconds of a window over which the pace is measured. The pace has changed when it differs by a
+# quarter in two windows in a row.
 _WINDOW_CALLS = 20
 _WINDOW_S = 15.0
 _CHANGE = 1.25
@@ -206,7 +206,7 @@ class Reviews:
         self._changed = False
 
     def reviewed(self, now: float, *, doubtful: bool, found: bool) -> None:
-        """Plans the next review. ``doubtful``: it has to confirm this one; ``found``: a finding is open."""
+        """Plans the next review. ``doubtful``: it has to confirm this review; ``found``: a finding is open."""
         self._last = now
         if doubtful:
             self.next = now + min(self._review_s, _CONFIRM_S)
@@ -215,7 +215,7 @@ class Reviews:
             self.next = now + self._pause
 
     def advanced(self, now: float, calls: int) -> None:
-        """Follows the pace. ``calls``: how many operations the job has called in all."""
+        """Follows the pace. ``calls``: the number of all operations that the job has called."""
         if self._begin is None or calls < self._begin[1]:
             self._begin = now, calls
             return

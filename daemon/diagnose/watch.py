@@ -1,8 +1,8 @@
 """The watch of jobs: polls each second whether they advance, diagnoses those that do not, and stores what it finds.
 
-A job is diagnosed when it stalls, when a rank fails, and now and then while it advances. Three jobs at a time, each for
-a few seconds at most; those that are slow to read come last, so that no job waits for a stranger's. A job of several
-nodes is diagnosed by one of them, which gives its findings to the others.
+A job is diagnosed when it stalls, when a rank fails, and now and then while it advances: three jobs at a time, each for
+a few seconds at most. Jobs that are slow to read come last, so that no job waits for a stranger's. One node of a job
+diagnoses the job, and gives its findings to the other nodes.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ START_POLL_S = 0.2
 GATHER_S = 5.0
 READ_AHEAD_S = 2.0
 MAX_JOBS = 64
-# Looks at the same time: one takes a second or more, most of it waiting.
+# Looks at the same time: a look takes a second or more, most of it waiting.
 MAX_LOOKS = 3
-# A job of the first seconds was there before the watch, so that it may have stalled before.
+# The time after the start in which a new job counts as older than the watch, s, so that it may have stalled before.
 START_S = 5.0
-# A collector that was replaced does not know the processes at first: a job has ended once so many polls lack it.
+# Polls in a row without a job after which it has ended: a collector that was replaced knows no processes at first.
 MAX_ABSENT = 30
 RESTORE_TRIES = 4
-# Rows of other nodes that wait for the next poll.
+# Rows of other nodes that wait for the next poll, at most.
 MAX_TAKEN = 256
-# Owners whose jobs ``status`` counts apart.
+# The most owners whose jobs ``status`` counts separately.
 _MOST_OWNERS = 3
 _log = logging.getLogger(__name__)
 _Key = tuple[str, str]
@@ -87,8 +87,8 @@ class Clocks:
 
 @dataclass(slots=True)
 class _Watched:
-    """``since_ns``: when the watch first saw the run, UTC ns. ``absent``: how many polls in a row lack the job.
-    ``standing``: where its ranks stood when they were last looked at in a stall; None: not known."""
+    """``since_ns``: when the watch first saw the run, UTC ns. ``absent``: the number of polls in a row without the job.
+    ``standing``: where its ranks stood at the last look at a stall; None: not known."""
 
     schedule: Schedule
     findings: JobFindings
@@ -99,7 +99,7 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Looking:
-    """A look that has begun: its facts are gathered in another thread; None where no rank has moved."""
+    """A look that has begun. ``facts``, gathered in another thread: None if no rank has moved."""
 
     one: _Watched
     look: Look
@@ -137,7 +137,7 @@ class JobWatch:
         self._looking: list[_Looking] = []
         self._turns: Turns[int | None] = Turns()
         self._watched: dict[_Key, _Watched] = {}
-        # By owner.
+        # The number of living jobs that are not watched, by owner.
         self._left_out: Counter[int | None] = Counter()
         self._started: float | None = None
         self._tries = RESTORE_TRIES
@@ -159,7 +159,7 @@ class JobWatch:
             self._thread.join(GATHER_S)
 
     def state(self) -> SourceState:
-        """Returns the row of ``status``."""
+        """Returns the row of the watch in ``status``."""
         watched = list(self._watched.values())
         found = sum(one.findings.open for one in watched)
         problems = [*self._problems, *_not_looked_at(self._unread_jobs)]
@@ -186,12 +186,12 @@ class JobWatch:
         return job if one is None or one.schedule.job.owner is None else one.schedule.job.owner
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """Takes a row of ``diagnosis.findings`` of the node that diagnoses the job: it is stored, and known from now
-        on, so that its hook is not started again should this node have to go on."""
+        """Takes a row of ``diagnosis.findings`` of the node that diagnoses the job. The finding is stored, and known
+        from now on: if this node has to go on with the diagnosis, it does not start the hook again."""
         self._taken.append(row)
 
     def step(self) -> float:
-        """Polls, ends looks, and begins the one that is due. Returns the time until something can be due, s."""
+        """Polls, ends looks, and begins the look that is due. Returns the time until the next step can be due, s."""
         with self._problems.noted("progress of jobs"):
             jobs = jobs_of(self._store.progress())
             self._restore()
@@ -256,7 +256,7 @@ class JobWatch:
         left_out = [job.owner for key, job in found.items() if job.living and key not in self._watched]
         self._left_out = Counter(left_out)
         if now > self._started + 2 * START_S:
-            # Those that are left ended while no daemon ran.
+            # The jobs that are left in ``_restored`` ended while no daemon ran.
             for key in list(self._restored):
                 self._outbox.put(self._findings_of(key).ended(utc))
 
@@ -269,13 +269,14 @@ class JobWatch:
         return job.failed > 0 and self._is_early(now) and job.key not in self._restored
 
     def _make_room(self, job: JobNow, utc: int) -> bool:
-        """Returns whether ``job`` can be watched. Of too many one that is over is dropped or, for a job of several
-        ranks, a single process that waits for nobody; else the newest job of the owner with most, if that is fair."""
+        """Returns whether ``job`` can be watched. If there are too many, a job that is over is dropped or, for a job of
+        several ranks, a single process that waits for nobody; else the newest job of the owner with the most jobs, if
+        that owner keeps as many as the owner of ``job``."""
         if len(self._watched) < MAX_JOBS:
             return True
         owners = Counter(one.schedule.job.owner for one in self._watched.values())
         most = owners.most_common(1)[0][0]
-        # Those of the owner with most first.
+        # Jobs of the owner with the most jobs come first.
         watched = sorted(self._watched.items(), key=lambda item: item[1].schedule.job.owner != most)
         dropped = [key for key, one in watched if one.schedule.over]
         dropped = dropped or [key for key, one in watched if one.schedule.job.alone and not job.alone]
@@ -307,7 +308,7 @@ class JobWatch:
     def _due(self, now: float) -> tuple[float, _Watched, Look] | None:
         begun = [id(looking.one) for looking in self._looking]
         looking = Counter(looking.one.schedule.job.owner for looking in self._looking)
-        # Where several owners have jobs, nobody's looks take all places.
+        # Where several owners have jobs, the looks of no owner take all places.
         shared = len({one.schedule.job.owner for one in self._watched.values()}) > 1
         full = {owner for owner, count in looking.items() if shared and count >= MAX_LOOKS - 1}
         waiting = [one for one in self._watched.values() if id(one) not in begun and one.schedule.job.owner not in full]
@@ -317,8 +318,8 @@ class JobWatch:
             return None
 
         def order(look: tuple[float, Look, _Watched]) -> tuple[bool, bool, int, bool, bool, float]:
-            """Of the looks that are due, reviews come after stalls, then it is the turn of owners, then slow jobs come
-            last, and first looks before others."""
+            """Orders the looks that are due: reviews come after stalls; then owners take turns; then slow jobs come
+            last, and first looks before later ones."""
             at, what, one = look
             if at > now:
                 return True, False, 0, False, False, at
@@ -352,7 +353,7 @@ class JobWatch:
         self._looking.append(_Looking(one, look, deep, began, self._run_beside(gather)))
 
     def _end_looks(self) -> None:
-        """Judges the facts that were gathered, and stores what was found."""
+        """Judges the facts of the looks that have ended, and stores the findings."""
         ended = [looking for looking in self._looking if looking.facts.done()]
         self._looking = [looking for looking in self._looking if looking not in ended]
         for looking in ended:
@@ -364,7 +365,7 @@ class JobWatch:
         job, findings = one.schedule.job, one.findings
         if self._watched.get(job.key) is not one:
             return
-        # A job that has just ended may not be known any more.
+        # NotFound: a job that has just ended may not be known any more.
         ripens_ns: int | None = None
         compared = False
         with self._unread_jobs.noted(_about(job.job)), suppress(NotFound):
@@ -374,7 +375,7 @@ class JobWatch:
                 if facts.run == job.run:
                     ripens_ns = self._judge(one, deep, facts)
             if findings.doubtful and not deep:
-                # The look that confirms it compares the processes with their conditions now.
+                # The look that confirms the finding compares the processes with their present conditions.
                 self._run_beside(partial(self._jobs.read_ahead, job.job, timeout=READ_AHEAD_S))
         now = self._clocks.mono()
         took = now - looking.began
@@ -391,7 +392,7 @@ class JobWatch:
         )
 
     def _judge(self, one: _Watched, deep: bool, facts: Facts) -> int | None:
-        """Emits what the rules find. Returns ``Diagnosis.ripens_ns``."""
+        """Puts the findings of the rules into the outbox. Returns ``Diagnosis.ripens_ns``."""
         schedule = one.schedule
         schedule.known_to_advance(max((node.advanced_ns or 0 for node in facts.nodes), default=0) or None)
         job = schedule.job
@@ -420,7 +421,7 @@ class JobWatch:
 
 
 def _not_looked_at(jobs: Problems) -> list[str]:
-    """Returns one text for all jobs whose last looks failed: such as a busy node has many of."""
+    """Returns one text for all jobs whose last looks failed: a busy node may have many such jobs."""
     failed = jobs.failed()
     if not failed:
         return []

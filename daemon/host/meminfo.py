@@ -12,7 +12,7 @@ _LINE = re.compile(rb"^(MemTotal|MemAvailable):[ \t]*(\d{1,12}) kB$", re.MULTILI
 
 
 class NodeMemory(NamedTuple):
-    """``available_bytes``: what processes can get without swapping, caches included. None: not known."""
+    """``available_bytes``: bytes that processes can get without swapping, caches included. None: not known."""
 
     total_bytes: int | None
     available_bytes: int | None

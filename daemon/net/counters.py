@@ -10,20 +10,20 @@ import numpy.typing as npt
 
 __all__ = ("UNKNOWN", "Counters", "Differences", "per_second")
 
-# In place of a counter that could not be read.
+# Stands for a counter that could not be read.
 UNKNOWN = -1
 _Integers = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 
 
 class Differences(NamedTuple):
-    """``rise[row, counter]`` since the reading before, ns ``interval``; where ``missing`` both mean nothing."""
+    """``rise[row, counter]`` since the reading before, which is ``interval`` ns ago; no value where ``missing``."""
 
     rise: _Integers
     missing: _Flags
     interval: _Integers
     new: _Flags
-    """Rows without a reading before, or of another life of the counters: one of them went back."""
+    """Rows without a reading before, or whose counters began anew: a counter went back."""
 
 
 class Counters:
@@ -35,7 +35,7 @@ class Counters:
         self._read_ns: _Integers = np.zeros(0, np.int64)
 
     def read(self, names: Sequence[Hashable], values: _Integers, mono_ns: int) -> Differences:
-        """Takes a reading of all things there are now and returns its differences to the one before.
+        """Takes a reading of all things that there are now; returns its differences to the reading before.
 
         ``values[row, counter]`` is UNKNOWN where a counter could not be read. A row in which any counter went back has
         no differences: it may be another device of the same name.

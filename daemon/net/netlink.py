@@ -30,10 +30,10 @@ _sequence = itertools.count(1)
 
 
 def dump(sock: socket.socket, kind: int, body: bytes, *, most_bytes: int) -> list[bytes]:
-    """Returns what the kernel answers to a request of type ``kind`` with NLM_F_DUMP, piece by piece as received.
+    """Returns the kernel's answer to a request of type ``kind`` with NLM_F_DUMP, piece by piece as received.
 
-    ``sock`` has a time-out of its own, which holds for each piece. Stops, without an error, at ``most_bytes``: the
-    socket is of no more use then. Raises TargetError where the kernel refuses, TargetTimeout.
+    The time-out of ``sock`` holds for each piece. Stops, without an error, at ``most_bytes``: the socket is of no more
+    use then. Raises TargetError where the kernel refuses, TargetTimeout.
     """
     sequence = next(_sequence) & 0xFFFFFFFF
     try:
@@ -56,7 +56,7 @@ def dump(sock: socket.socket, kind: int, body: bytes, *, most_bytes: int) -> lis
 
 
 def messages(piece: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields (type, begin, end) of each message's body in a piece; not of those that only end or pad a list.
+    """Yields (type, begin, end) of each message's body in a piece, without messages that only end or pad a list.
 
     Raises CorruptTarget for a length that makes no sense, TargetError for the kernel's refusal.
     """
@@ -73,7 +73,7 @@ def messages(piece: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def attributes(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (type, begin, end) of each attribute between two offsets. Stops at one of an impossible length."""
+    """Yields (type, begin, end) of each attribute between two offsets. Stops at an attribute of impossible length."""
     while begin + ATTRIBUTE.size <= end:
         length, kind = ATTRIBUTE.unpack_from(data, begin)
         if length < ATTRIBUTE.size or begin + length > end:
@@ -83,13 +83,13 @@ def attributes(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, in
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """Returns an attribute, padded."""
+    """Returns an attribute of type ``kind``, padded."""
     length = ATTRIBUTE.size + len(value)
     return ATTRIBUTE.pack(length, kind) + value + bytes(_aligned(length) - length)
 
 
 def text_of(value: bytes, limit: int = 64) -> str:
-    """Returns the text of an attribute without its end."""
+    """Returns the text of an attribute up to its NUL byte, at most ``limit`` bytes."""
     return value.split(b"\0", 1)[0][:limit].decode("utf-8", "replace")
 
 

@@ -12,14 +12,14 @@ __all__ = ("node_processes", "node_sysfs")
 def node_processes() -> list[int]:
     """Returns processes in whose network namespace the node's interfaces should be, the best first.
 
-    The first process is in that of the node where the daemon sees it, as it does under systemd and with the PIDs of
-    the host; this process is where the daemon was put.
+    The node's first process is in the node's namespace where the daemon sees it, as it does under systemd and with the
+    PIDs of the host; this process is in the namespace in which the daemon was started.
     """
     return [1, os.getpid()]
 
 
 def node_sysfs(name: str, processes: Iterable[int] = ()) -> Path:
-    """Returns /sys/class/NAME as the first of ``processes`` sees it whose root may be read, else as we do.
+    """Returns /sys/class/NAME as the first of ``processes`` whose root may be read sees it, else as this process does.
 
     A sysfs shows the network namespace of the process that mounted it.
     """

@@ -184,7 +184,8 @@ def _waits_for_gil(thread: Thread) -> bool:
 
 
 def _wakes_for_gil(scene: Scene, thread: Thread) -> bool:
-    # Caught awake, or ready to run, it has no native frames; it wakes every 5 ms and uses next to no CPU.
+    # A thread that waits for the GIL wakes every 5 ms and uses next to no CPU; caught awake, or ready to run, it has no
+    # native frames.
     c = scene.condition
     if not thread.main or thread.moving is not False or scene.letter != "R" or not c.interval_ns:
         return False

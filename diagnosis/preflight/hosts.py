@@ -70,7 +70,7 @@ DISK = "disk"
 LEAST_SHARE, LOW_SHARE = 0.02, 0.1
 # Above this much free, a small share of a huge disk is no problem.
 PLENTY_BYTES = 200 << 30
-# Pages of the kernel and images that are full by nature.
+# Not checked: file systems in memory, overlays, and read-only images, which are always full.
 _IGNORED = ("squashfs", "iso9660", "erofs", "overlay", "tmpfs", "devtmpfs", "ramfs")
 
 

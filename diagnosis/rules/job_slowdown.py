@@ -37,9 +37,9 @@ class _ChangePoint:
 
 
 def change_point(values: Sequence[float], *, after: int = MIN_AFTER, ratio: float = RATIO) -> _ChangePoint | None:
-    """Returns where ``values`` became longer by ``ratio``, for at least ``after`` values up to the last one.
+    """Returns the point from which ``values``, at least the last ``after``, are longer by ``ratio`` than before.
 
-    None: they did not, or a tenth of the earlier values were as long, or a tenth of the later ones as short.
+    None: there is no such point, or a tenth of the earlier values are as long, or a tenth of the later ones as short.
     """
     series = np.asarray(values[-_MOST_VALUES:], np.float64)
     if len(series) < MIN_BEFORE + after:

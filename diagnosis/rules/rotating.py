@@ -21,7 +21,7 @@ from probing.diagnosis.verdict import ERROR, NOTE, Finding, Verdict
 __all__ = ("VERDICTS", "find")
 
 _MIN_SHARE = 0.2
-# A rank that is last more often is a slow rank, or nearly.
+# Above this share of the collectives the last rank is the subject of the rule slow_rank, or nearly.
 _MOST_OFTEN = 0.6
 _LEAST_OFTEN = 0.05
 _BURST, _BURST_SHARE = 5, 0.3

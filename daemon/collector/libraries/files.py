@@ -15,24 +15,24 @@ from probing.api.errors import AttachError
 __all__ = ("Files", "Holder", "Identity", "Key", "ProbedFile", "Refusal")
 
 Key = tuple[int, int]
-"""Device and inode as maps show them."""
+"""Device and inode as /proc/PID/maps shows them."""
 Identity = tuple[int, int]
 """st_dev and st_ino of the file that the probes belong to."""
 MAX_FILES = 256
 MAX_FILES_OF_USER = 64
 MAX_REFUSALS = 1_024
-# A refused file is tried again after 60, 120, 240 ... s, one that did not answer after 2, 4, 8 ... s.
+# A refused file is tried again after 60, 120, 240 ... s, a file that did not answer after 2, 4, 8 ... s.
 FIRST_PAUSE_S, FIRST_SILENT_PAUSE_S, LAST_PAUSE_S = 60.0, 2.0, 3_600.0
-# Refusals are shown for so long after the last try.
+# How long refusals are shown after the last try, s.
 SHOWN_S = 600.0
 
 
 @dataclass(slots=True)
 class ProbedFile:
-    """``reasons``: by library, why rows of processes that mapped it before are missing, and ``probed_ns`` since when
-    they are not, ns since boot; ``users`` are pids.
+    """A file with probes. ``reasons``: by library, why rows of processes that mapped the file before are missing.
+    ``probed_ns``: by library, since when rows are complete, ns since boot. ``users``: pids.
 
-    ``held``: the key through which it was opened, as its probes hold that mount.
+    ``held``: the key through which the file was opened, as its probes hold that mount.
     """
 
     identity: Identity
@@ -47,7 +47,7 @@ class ProbedFile:
 
 @dataclass(slots=True)
 class Holder:
-    """A process that maps files of interest. ``reported``: losses that it has rows of."""
+    """A process that maps files of interest. ``reported``: library and reason of the losses that have a row."""
 
     start_ns: int
     keys: set[Key] = field(default_factory=set)
@@ -67,7 +67,7 @@ class Refusal:
 
 
 class Files:
-    """For one thread; ``attached`` and ``refused`` are safe for any."""
+    """The register, for one thread; ``attached`` and ``refused`` are safe for any thread."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, ProbedFile] = {}
@@ -96,7 +96,7 @@ class Files:
         return file
 
     def holds(self, pid: int, start_ns: int, keys: set[Key]) -> bool:
-        """Record that a process maps exactly these files of interest. Returns whether one of them is new."""
+        """Record that a process maps exactly the files ``keys``. Returns whether one of these is new."""
         before = self.holders.get(pid)
         if before is not None and before.start_ns != start_ns:
             self.gone(pid)
@@ -118,7 +118,7 @@ class Files:
                 file.users.discard(pid)
 
     def idle(self) -> list[ProbedFile]:
-        """Returns files that no known process maps, or none through the mount that their probes hold."""
+        """Returns files that no known process maps through the mount that their probes hold."""
         return [file for file in self._by_identity.values() if not self.is_held(file)]
 
     def is_held(self, file: ProbedFile) -> bool:
@@ -132,7 +132,7 @@ class Files:
         return file.users
 
     def forget_source(self, source: str) -> None:
-        """Forget what was attached or refused for a library: it is attached anew."""
+        """Forget the probes and refusals of a library, whose probes are attached anew."""
         for file in self._by_identity.values():
             file.reasons.pop(source, None)
             file.probed_ns.pop(source, None)
@@ -144,7 +144,7 @@ class Files:
         return set(self._by_identity)
 
     def refuse(self, source: str, key: Key, uid: int, path: str, reason: str, *, silent: bool) -> Refusal:
-        """Record that a file was refused or did not answer (``silent``): it is tried again after a pause that grows."""
+        """Record that a file was refused or did not answer (``silent``). A new try follows after a pause that grows."""
         before = self._refusals.pop((source, key, uid), None)
         first = FIRST_SILENT_PAUSE_S if silent else FIRST_PAUSE_S
         pause = min(2 * before.pause, LAST_PAUSE_S) if before is not None else first
@@ -155,7 +155,7 @@ class Files:
         return refusal
 
     def refusal(self, source: str, key: Key, uid: int) -> Refusal | None:
-        """Returns why a file is not tried now; None where it is."""
+        """Returns the refusal for which a file is not tried now; None: the file may be tried."""
         found = self._refusals.get((source, key, uid))
         return found if found is not None and found.until > time.monotonic() else None
 
@@ -163,12 +163,12 @@ class Files:
         self._refusals.pop((source, key, uid), None)
 
     def refused_to(self, uid: int, *, silent: bool = False) -> int:
-        """Returns how many files of a user were refused lately; ``silent``: how many did not answer."""
+        """Returns the number of files of a user that were refused lately; ``silent``: of those that did not answer."""
         since = time.monotonic() - SHOWN_S
         return sum(known[2] == uid and r.at > since and (r.silent or not silent) for known, r in self._refusals.items())
 
     def attached(self) -> Counter[str]:
-        """Returns how many files of each path have probes, the newest first."""
+        """Returns the number of files with probes by path, the newest first."""
         return Counter(file.path for file in reversed(list(self._by_identity.values())))
 
     def refused(self) -> list[str]:

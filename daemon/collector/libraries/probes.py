@@ -1,4 +1,4 @@
-"""Places probes on a mapped file, and reports the missing rows where that failed or came late."""
+"""Places probes on a mapped file, and reports the missing rows where the probes failed or came late."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = (
 
 MAX_REPORTED = 64
 MAX_SHOWN = 80
-# More refused files of a user are logged at debug level.
+# Refused files of a user that are logged as warnings; further ones are logged at debug level.
 MAX_LOGGED = 8
 _log = logging.getLogger(__name__)
 
 
 class Mapped(NamedTuple):
-    """A file of interest that a process of user ``uid`` maps; ``late``: it mapped it before it was looked at."""
+    """A file of interest that a process of user ``uid`` maps; ``late``: the process may have mapped it long before."""
 
     process: ProcessNow
     uid: int
@@ -51,9 +51,9 @@ class LibraryProbes:
         return any(library.interesting(path) for library in self._libraries)
 
     def wanting(self, mapped: Mapped) -> Iterator[ProbedLibrary]:
-        """Yields the libraries whose probes the file lacks and that did not refuse it lately.
+        """Yields the libraries whose probes the file lacks, but for those that refused the file lately.
 
-        Rows that the others miss are reported as losses.
+        Missing rows of the other libraries are reported as losses.
         """
         for library in self._libraries:
             if library.interesting(mapped.mapping.path) and not self._is_settled(mapped, library):
@@ -63,7 +63,7 @@ class LibraryProbes:
         file = self.files.find(mapped.key)
         if file is not None and library.name in file.reasons:
             probed_ns = file.probed_ns[library.name]
-            # A process that began later is seen whole, however late it is looked at.
+            # A process that began after the file got its probes lacks no row, however late it is looked at.
             if file.reasons[library.name] and mapped.late and mapped.process.start_ns < probed_ns:
                 self._gap(mapped.process, library, file.reasons[library.name], probed_ns)
             return True
@@ -89,7 +89,7 @@ class LibraryProbes:
         return None
 
     def refuse(self, mapped: Mapped, library: ProbedLibrary, error: ProbingError) -> Refusal:
-        """Record that a file cannot be probed: it is tried again after a pause that grows."""
+        """Record that a file cannot be probed. A new try follows after a pause that grows."""
         path, uid = _shown(mapped.mapping.path), mapped.uid
         silent = isinstance(error, TargetTimeout | InternalError)
         refusal = self.files.refuse(library.name, mapped.key, uid, path, error.message, silent=silent)
@@ -103,7 +103,7 @@ class LibraryProbes:
         return self.files.drop(file)
 
     def end_unmapped(self) -> None:
-        """End the probes that the daemon before us put on files that nobody maps now."""
+        """End the probes that an earlier daemon put on files that no process maps now."""
         for identity in self._session.probed_files() - self.files.identities:
             self._end(identity)
 

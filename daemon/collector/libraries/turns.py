@@ -1,4 +1,4 @@
-"""Schedules the processes whose libraries are looked at: each once, users in turn, with a credit for each user."""
+"""Schedules the looks at the libraries of processes: each process once, users in turn, with a credit for each user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_WAITING = 65_536
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 480.0
 MAX_RETRIED = 4_096
 MAX_REST_S = 60.0
-# Looks that find nothing use up the credit of their user, which refills by so much a second. At zero the user rests,
+# Looks that find nothing use up the credit of their user, which refills by CREDIT_A_SECOND. At zero the user rests,
 # REST_FACTOR times as long as these looks took.
 CREDIT, CREDIT_A_SECOND = 100.0, 10.0
 REST_FACTOR = 20
@@ -26,7 +26,8 @@ TICK_S = 0.1
 
 
 class Turn(NamedTuple):
-    """``fresh``: it has new mappings since the last look. ``may_attach`` is False while its user rests."""
+    """A process to look at. ``fresh``: it has new mappings since the last look. ``may_attach`` is False while its user
+    rests."""
 
     pid: int
     uid: int
@@ -56,7 +57,7 @@ class _Retry:
 class Turns:
     """``add`` and ``stop`` are safe for any thread, the rest is for the thread that looks.
 
-    ``uid_of`` returns the real user of a process, None for one that ended.
+    ``uid_of`` returns the real user of a process, None for a process that ended.
     """
 
     def __init__(self, uid_of: Callable[[int], int | None]) -> None:
@@ -69,7 +70,7 @@ class Turns:
         self._retries: dict[int, _Retry] = {}
         self._due_at: dict[int, float] = {}
         self._ticked = 0.0
-        # By user: the credit that is left, and at what time.
+        # By user: the credit that was left, and the time of that.
         self._credits: OrderedDict[int, tuple[float, float]] = OrderedDict()
         self.refused = 0
         """Processes that were dropped since the queue was full: a scan finds them."""
@@ -90,7 +91,7 @@ class Turns:
             self._changed.notify_all()
 
     def take(self, timeout: float) -> Turn | None:
-        """Returns the next process, or None when there is none for ``timeout`` seconds, or at the end."""
+        """Returns the turn of the next process; None when no process comes for ``timeout`` seconds, or at the end."""
         deadline = time.monotonic() + timeout
         while not self.stopped:
             self._sort()
@@ -155,7 +156,7 @@ class Turns:
         for pid, fresh in added.items():
             uid = self._uid_of(pid)
             if uid is None:
-                # The look will find that it ended.
+                # The process has ended, as the look will find.
                 uid = 0
             user = self._users.setdefault(uid, _User())
             if fresh:
@@ -190,7 +191,7 @@ class Turns:
         return None
 
     def _due(self) -> float:
-        """Returns when the next waiting process is due, on time.monotonic()."""
+        """Returns the time at which the next waiting process is due, on time.monotonic()."""
         rests = (user.rests_until for user in self._users.values() if user.fresh or user.held)
         retries = (max(retry.due, self._ticked + TICK_S) for retry in self._retries.values())
         later = (max(due, self._ticked + TICK_S) for due in self._due_at.values())

@@ -34,20 +34,21 @@ __all__ = (
 )
 
 READ_TIMEOUT_S = 2.0
-# A process whose maps are locked, or whose file does not open, is given up sooner, since others wait.
+# The time after which a process whose maps are locked, or whose file does not open, is given up, s, since others wait.
 MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
 SCAN_INTERVAL_S = 10.0
-# Libraries that the start does not wait for get their probes so long after it: the first answer comes before.
+# The time from the first scan to the probes of libraries that the start does not wait for, s: the first answer comes
+# before.
 LATE_S = 1.0
 # A scan that takes longer is restarted, and its result is not used.
 SCAN_LIMIT_S = 120.0
-# So many scans wait for users that rest, before probes of an earlier daemon on unmapped files are ended.
+# Scans that wait for users that rest, at most, before probes of an earlier daemon on unmapped files are ended.
 MAX_ADOPTED_SCANS = 6
-# How often processes that map a probed file are looked at again, since a process can unmap it.
+# The time between two looks at processes that map a probed file, s, since a process can unmap the file.
 SWEEP_INTERVAL_S = 60.0
 LOOK_S = 1.0
-# A refused file costs its user as much credit as so many looks that find nothing; each file that did not answer lately
-# lets its user rest so long, s.
+# A refused file costs its user the credit of REFUSED_LOOKS looks that find nothing; for each file that did not answer
+# lately its user rests for SILENT_REST_S.
 REFUSED_LOOKS = 10
 SILENT_REST_S = 2.0
 MAX_KEYS = 256
@@ -62,9 +63,9 @@ class _Look(NamedTuple):
 
 
 class LibraryWatch:
-    """One thread attaches and detaches; ``seen``, ``changed``, ``scan`` and ``look_again`` are safe for any.
+    """One thread attaches and detaches; ``seen``, ``changed``, ``scan`` and ``look_again`` are safe for any thread.
 
-    ``fuse``: also files of FUSE mounts. The pids in ``own`` are left out.
+    ``fuse``: files of FUSE mounts get probes, too. The pids in ``own`` are left out.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class LibraryWatch:
         self._again: list[str] = []
         self._first_scan = threading.Event()
         self._scan_wanted = True
-        # For the thread only: processes of a scan that still wait, times on time.monotonic().
+        # The rest is for the thread only. Processes of a scan that still wait; times on time.monotonic().
         self._scanning: set[int] | None = None
         self._scan_began = 0.0
         self._swept = time.monotonic()
@@ -113,11 +114,11 @@ class LibraryWatch:
         return self._probes.interesting(path)
 
     def seen(self, pid: int) -> None:
-        """A process has just mapped a file of interest."""
+        """Requests a look at a process that has just mapped a file of interest."""
         self._turns.add([pid], fresh=True)
 
     def changed(self, pid: int) -> None:
-        """A process has ended, or runs another program."""
+        """Requests a look at a process that has ended, or runs another program."""
         if pid in self._files.holders:
             self._turns.add([pid], fresh=True)
 
@@ -132,7 +133,7 @@ class LibraryWatch:
 
     @property
     def attached(self) -> dict[str, int]:
-        """Number of files of each path that have probes, the newest first."""
+        """The number of files with probes by path, the newest first."""
         return dict(self._files.attached())
 
     @property
@@ -179,7 +180,7 @@ class LibraryWatch:
     def _end_scan(self) -> None:
         """End the probes on files that no process maps: every process was looked at since the scan began.
 
-        A file that is mapped through another mount only is attached anew through that one.
+        A file that is mapped only through another mount is attached anew through that mount.
         """
         self._scanning = None
         for file in self._idle:
@@ -205,7 +206,7 @@ class LibraryWatch:
                 found = self._look(turn)
             self._turns.settled(turn.pid)
         except (TargetTimeout, InternalError) as e:
-            # The reader did not answer now; it may later.
+            # The reader did not answer now, but may answer later.
             _log.warning("the libraries of process %d are looked at again: %s", turn.pid, e.message)
             self._turns.again(turn.pid)
         except ProbingError as e:
@@ -222,7 +223,7 @@ class LibraryWatch:
             self._turns.waste(turn.uid, looks, time.monotonic() - began)
 
     def _look(self, turn: Turn) -> _Look:
-        """Attach one file at most; the process is queued again for the next."""
+        """Attach one library to one file at most; the process is queued again for the next."""
         process = process_now(turn.pid)
         if process is None:
             self._files.gone(turn.pid)
@@ -245,7 +246,8 @@ class LibraryWatch:
         return _Look(done=True, useful=new)
 
     def _attach(self, mapped: Mapped, source: ProbedLibrary) -> bool:
-        """Returns whether the file has its probes now. Raises ProbingError where process or reader do not answer."""
+        """Attach probes to a file. Returns whether the file has its probes now. Raises ProbingError where process or
+        reader do not answer."""
         process = mapped.process
         try:
             fd = self._readers.call(
@@ -294,10 +296,10 @@ class LibraryWatch:
 
 # A program maps its libraries in its first seconds: loading torch from a cold disk takes up to a minute.
 AGE_S = 60.0
-# Between two polls of a process, s, and the share of its age that it is at least: most programs map all at once, and
-# each poll takes a reader.
+# The least time between two polls of a process, s, and as a share of the process's age: most programs map all at once,
+# and each poll takes a reader.
 INTERVAL_S, SHARE = 1.0, 0.25
-# Where more programs start, the oldest are left to the scan of all processes.
+# Processes that are polled, at most; where more programs start, the oldest are left to the scan of all processes.
 MAX_YOUNG = 256
 
 

@@ -1,13 +1,13 @@
 """Decides which node coordinates the diagnosis of a job, and gives its findings to the other nodes of the job.
 
-The coordinator is the live node with the lowest name that takes part in the job (``proofs``). Each node decides that by
-itself: there is no election. While two nodes know different ones, both may coordinate: their findings have the same
-ids, so that they count once.
+The coordinator, or leader, of a job is the live node with the lowest name that takes part in the job (``proofs``). Each
+node decides by itself which node leads: there is no election. While nodes disagree, two may coordinate: their findings
+have the same ids, so that each finding counts once.
 
-A node that comes after a coordinator which finds nothing while a job stands still diagnoses the job, too. Each node
-compares how far its own ranks have come. After three looks in a row in which they have not, the node that comes after
-the leader diagnoses the job itself; the one after that does so after six, and so on. Where the leader has shared an
-error, they do it once, for as long as a hang needs to be confirmed: a leader may name the wrong rank.
+If the leader finds nothing while a job stands still, the next nodes diagnose the job, too. Each node compares how far
+its own ranks have come. After three looks in a row without progress, the node after the leader diagnoses the job; the
+node after that does so after six looks, and so on. If the leader has shared an error, these nodes diagnose the job
+once, for as long as a hang needs to be confirmed: a leader may name the wrong rank.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Run:
-    """``still``: looks in a row that found no rank further. ``until``: this node diagnoses the job until then
-    (monotonic s); None: it does not. ``errors``: the open errors that other nodes shared. ``own``: those that this node
-    found meanwhile, which it has to close. ``problem``: what is said of the leader, in words."""
+    """``still``: looks in a row that found no rank further. ``until``: the time until which this node diagnoses the job
+    (monotonic s); None: it does not. ``errors``: the open errors that other nodes shared. ``own``: errors that this
+    node found meanwhile and has to close. ``problem``: a text about the leader, for ``status``."""
 
     calls: int = -1
     still: int = 0
@@ -104,7 +104,7 @@ class SilentLeaders:
         return [known.problem for known in self._runs.values() if known.problem]
 
     def step(self) -> None:
-        """Looks at all runs if that is due."""
+        """Looks at all runs if a look is due."""
         now = self._now()
         if now >= self._due:
             self._due = now + self._look_s
@@ -114,7 +114,7 @@ class SilentLeaders:
     def _look(self, key: _Key, known: _Run, now: float) -> None:
         before = _before(self._proofs, self._node, *key)
         holding = self._proofs.holding(*key)
-        # A leader's findings are taken once it is proven to take part.
+        # Findings of a leader are taken only when the leader is proven to take part.
         waits = self._proofs.is_new(*key) or not before or len(before) >= MAX_BEFORE
         if waits or not holding.living or holding.calls != known.calls:
             known.calls, known.still, known.until, known.problem = holding.calls, 0, None, ""
@@ -125,7 +125,7 @@ class SilentLeaders:
 
 
 def _before(proofs: Proofs, node: str, job: str, run: str) -> list[str]:
-    """Returns the nodes that are asked before ``node`` to diagnose a run, the leader first."""
+    """Returns the nodes whose turn to diagnose a run comes before that of ``node``, the leader first."""
     others = [one for one in proofs.holders(job, run) if one.living and not one.failed]
     return sorted(one.node for one in others if one.node < node)
 
@@ -136,8 +136,8 @@ def _key(row: _Row) -> _Key:
 
 SHARE_S = 2.0
 STEP_S = 1.0
-# Rows that wait for nodes that do not take them, and how often each is offered to a node: one without proof that this
-# node takes part has it some seconds later.
+# Rows that wait for nodes that do not take them, and how often each row is offered to a node: a node that lacks the
+# proof that this node takes part has the proof some seconds later.
 MAX_ROWS = 256
 MAX_TRIES = 30
 RETRY_S = 1.0
@@ -145,7 +145,7 @@ MAX_SHARING = 16
 
 
 class _Offer(NamedTuple):
-    """A row for ``nodes``, to be offered at ``due`` (monotonic s), so many ``tries`` at most."""
+    """A row for ``nodes``, to be offered at ``due`` (monotonic s). ``tries``: the number of offers that are left."""
 
     due: float
     row: _Row
@@ -192,7 +192,7 @@ class Coordinator:
         self._proofs.close()
 
     def step(self) -> None:
-        """Looks at the claims of other nodes, and at silent leaders, where that is due."""
+        """Looks at the claims of other nodes, and at silent leaders, if a look is due."""
         self._proofs.step()
         self._silence.step()
 
@@ -202,7 +202,7 @@ class Coordinator:
         self._silence.hold(runs)
 
     def leads(self, job: str, run: str, *, living: bool) -> bool:
-        """Returns whether this node diagnoses a run: as its coordinator, or beside one that is silent.
+        """Returns whether this node diagnoses a run: as its coordinator, or beside a silent coordinator.
 
         ``living``: a rank of it lives here.
         """
@@ -234,13 +234,13 @@ class Coordinator:
             left = self._offer(offer.row, offer.nodes)
             if left and offer.tries > 1:
                 with self._waiting:
-                    # A node that is being restarted takes it soon.
+                    # A node that is being restarted takes the row soon.
                     self._queue(_Offer(time.monotonic() + RETRY_S, offer.row, left, offer.tries - 1), newer=False)
             else:
                 self.dropped += bool(left)
 
     def _queue(self, offer: _Offer, *, newer: bool = True) -> None:
-        """Adds an offer. Of a finding the newer row is offered alone: an older one would open again what is closed."""
+        """Adds an offer. Of a finding only the newest row is offered: an older row would reopen a closed finding."""
         other = next((one for one in self._offers if _finding(one.row) == _finding(offer.row)), None)
         if other is not None:
             self._offers.remove(other)
@@ -264,7 +264,7 @@ class Coordinator:
         return None
 
     def _offer(self, row: _Row, nodes: Sequence[str]) -> list[str]:
-        """Gives the row to all nodes at once. Returns those that did not take it."""
+        """Gives the row to all ``nodes`` at once. Returns the nodes that did not take the row."""
 
         def give(node: str) -> bool:
             with self._failures.noted(f"findings for node {node}"):

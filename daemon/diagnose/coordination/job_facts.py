@@ -1,11 +1,10 @@
-"""Gathers the facts of a job from all nodes that hold its ranks: little of all, and stacks where they matter.
+"""Gathers the facts of a job from all nodes that hold its ranks: cheap facts of all, and stacks where they matter.
 
-All nodes are asked at once for what is cheap to read, within a second. The rules then name whom they suspect, and only
-the nodes of the suspects, and that of one victim, are asked for stacks and conditions.
+All nodes are asked at once for facts that are cheap to read, within a second. The rules then name suspects, and only
+the nodes of the suspects, and the node of one victim, are asked for stacks and conditions.
 
-Of the facts that a peer sends, what it says of its own ranks counts, and nothing of others. What is common to all ranks
-of a job, such as its size and the time after which it counts as stalled, is as this node knows it: a peer that says
-otherwise could hide a stall.
+Of the facts that a peer sends, only the facts of its own ranks count. Facts of the whole job, such as its size and the
+time after which it counts as stalled, are taken from this node: a peer that sends other values could hide a stall.
 """
 
 from __future__ import annotations
@@ -29,16 +28,17 @@ __all__ = ("MAX_RANKS", "JobFacts", "facts_of")
 
 MAX_RANKS = 1024
 """The most ranks, and other processes, of a node."""
-# A clock may be read so long after ours, within the time for an answer, and be measured wrongly, ns.
+# How far a peer's time of its facts may be from ours, ns: it reads its clock later, within the time for an answer, and
+# the offset may be measured wrongly.
 _APART_NS = 30_000_000_000
 _MAX_MISSING = 64
 _MAX_TEXT = 300
-# A job of which ranks pause for long on one node alone pauses at most so many times as long as on this one.
+# A peer's usual gap counts up to this multiple of the usual gap on this node.
 _GAPS = 4
 
 
 def facts_of(node: str, answer: PeerFacts, own: Facts) -> Facts:
-    """Returns what the node ``node`` says of the run of ``own``, the facts of this node, with the offset of its clock.
+    """Returns the facts of ``node`` about the run of ``own``, the facts of this node, with the offset of its clock.
 
     Raises FormatError and PeerError for anything but facts of this run, of the same owner and of that node's own ranks,
     and NotFound.
@@ -67,7 +67,7 @@ def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Fac
     size = MAX_WORLD if own.world_size is None else own.world_size
     shifted = _shifted(facts.nodes[0], answer)
     if abs(shifted.taken_ns - shifted.clock_offset_ns - own.taken_ns) > _APART_NS:
-        raise PeerError("its facts are of another time than it was asked at")
+        raise PeerError("its facts are of another time than the one asked for")
     gap = facts.usual_gap_ns
     if gap is not None and own.usual_gap_ns is not None:
         gap = min(gap, _GAPS * own.usual_gap_ns)
@@ -85,8 +85,8 @@ def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Fac
 
 
 def _missing(node: str, missing: Sequence[Missing], taken: Sequence[Rank]) -> list[Missing]:
-    """Returns the gaps that a node names in its own facts; ``taken``: its ranks that this node has itself."""
-    # Which nodes do not answer is for this node to say.
+    """Returns the missing facts of a node; ``taken``: ranks that it names and that this node has itself."""
+    # This node itself knows which nodes do not answer.
     own = [replace(one, text=one.text[:_MAX_TEXT], node=node) for one in missing if one.kind not in ("node", "claim")]
     texts = (f"rank {rank.rank} is on this node, and node {node} has a process of it, too" for rank in taken)
     return own[:_MAX_MISSING] + [Missing("rank", text, node=node) for text in texts][:_MAX_MISSING]
@@ -97,7 +97,7 @@ def _shifted(node: NodeFacts, answer: PeerFacts) -> NodeFacts:
 
 
 SHALLOW_S = 1.0
-# Nodes whose stacks are read: those of culprits, and one victim's.
+# Nodes whose stacks are read: the nodes of culprits, and of one victim.
 MAX_DEEP = 4
 MAX_NODES = 1024
 MAX_CALLS = 64
@@ -125,14 +125,14 @@ class JobFacts:
         self._local.read_ahead(job, timeout=timeout)
 
     def standing(self, job: str, run: str, *, timeout: float) -> Hashable:
-        """Returns where the ranks of a run stand, to be compared with an earlier answer.
+        """Returns the places where the ranks of a run stand, to be compared with an earlier answer.
 
-        None for a run of several nodes, and where part of it cannot be read.
+        None for a run of several nodes, and where a part cannot be read.
         """
         return None if self._peers.holders(job, run) else self._local.standing(job, timeout=timeout)
 
     def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]:
-        """Returns the facts of a run from all nodes that hold its ranks; ``missing`` names those that did not answer.
+        """Returns the facts of a run from all nodes that hold its ranks; ``missing`` names nodes that did not answer.
 
         ``deep`` adds stacks and conditions of suspects. ``timeout`` in seconds. Raises ProbingError if this node, which
         holds ranks of the job itself, cannot read its own.
@@ -153,7 +153,7 @@ class JobFacts:
         if len(asked) > MAX_NODES:
             silent |= dict.fromkeys(asked[MAX_NODES:], f"it was not asked: the job has more than {MAX_NODES} nodes")
         calls = self._begin(asked[:MAX_NODES], job, run, deep=False, timeout=min(SHALLOW_S, timeout))
-        # Ours are read meanwhile.
+        # This node's facts are read meanwhile.
         read = [one for one in self._local.facts(job, run=run, deep=deep, timeout=timeout) if one.run == run]
         if not read:
             raise NotFound(f"no run {run!r} of job {job!r} is known")
@@ -164,7 +164,7 @@ class JobFacts:
         return [merge([own, *found.values()], silent)]
 
     def _deepen(self, found: _Answers, facts: Facts, own: Facts, deadline: float) -> None:
-        """Replaces the facts of the nodes that matter by deep ones, where these can be had until the deadline."""
+        """Replaces the facts of suspect nodes by deep facts, where a node gives them before the deadline."""
         left = deadline - time.monotonic() - _MARGIN_S
         nodes = [node for node in self._suspects(facts) if node in found][:MAX_DEEP]
         if left <= 0 or not nodes:
@@ -176,13 +176,13 @@ class JobFacts:
             found[node] = replace(found[node], missing=(*found[node].missing, lacking))
 
     def _suspects(self, facts: Facts) -> list[str]:
-        """Returns the nodes whose stacks matter, in the order in which they do."""
+        """Returns the other nodes whose stacks matter, the most important first."""
         where = {rank.rank: rank.node for rank in facts.ranks}
         findings = diagnose(facts, self._rules).findings
         culprits = [culprit.node for finding in findings for culprit in finding.culprits]
         victims = [where[rank] for finding in findings for rank in finding.victims if rank in where]
         own = {self._node}
-        # One victim is enough, and one of ours will do.
+        # One victim is enough, and a victim on this node will do.
         witness = [] if own & set(victims) else victims[:1]
         # Without a suspect: ranks that wait in no operation may do something else.
         idle = [rank.node for rank in facts.ranks if not rank.open and rank.exit is None]
@@ -200,8 +200,8 @@ class JobFacts:
     def _results(
         self, calls: Mapping[str, Future[PeerFacts]], timeout: float, silent: dict[str, str], own: Facts
     ) -> _Answers:
-        """Returns the facts of the nodes that answer in time; ``silent`` gets the others, with the reasons. ``own``:
-        those of this node."""
+        """Returns the facts of the nodes that answer in time; ``silent`` gets the other nodes, with the reasons.
+        ``own``: the facts of this node."""
         wait(calls.values(), timeout + _MARGIN_S)
         found: _Answers = {}
         for node, call in calls.items():

@@ -1,4 +1,4 @@
-"""What the coordination needs of other nodes. ``service`` implements it, with the membership and gRPC."""
+"""The calls to other nodes that the coordination needs. ``service`` implements them, by the membership and gRPC."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Protocol
 __all__ = ("LIVING", "MAX_ADDRESSES", "Holder", "Holding", "PeerFacts", "Peers", "Sight", "job_mark", "plain_address")
 
 MAX_ADDRESSES = 4096
-"""The most addresses of a sight, of each kind."""
+"""The most addresses of each kind in a sight."""
 
 
 class Holder(NamedTuple):
-    """A node that says that it holds ranks of a job. ``living``: one of them has not ended. ``failed``: it does not
-    answer. ``address``: where it says that it does, if that is an IP address."""
+    """A node that claims to hold ranks of a job. ``living``: one of the ranks has not ended. ``failed``: the node does
+    not answer. ``address``: the address that it gives, if that is an IP address."""
 
     node: str
     living: bool
@@ -24,9 +24,9 @@ class Holder(NamedTuple):
 
 
 class PeerFacts(NamedTuple):
-    """The facts of one job on a peer: JSON as ``probing.diagnosis.facts_file`` writes it, one of each run.
+    """The facts of one job on a peer: for each run, JSON as ``probing.diagnosis.facts_file`` writes it.
 
-    ``clock_offset_ns`` is the peer's clock less ours, exact to ``clock_error_ns``.
+    ``clock_offset_ns``: the peer's clock less ours, exact to ``clock_error_ns``.
     """
 
     parts: Sequence[bytes]
@@ -35,8 +35,8 @@ class PeerFacts(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What a node shows of the connections of its ranks of a run. ``addresses``: of its own ends. ``peers``: of the
-    other ends. ``hosts``: where its daemon answered by its name."""
+    """The connections of the ranks of a run on a node. ``addresses``: the addresses of the node's own ends; ``peers``:
+    of the other ends. ``hosts``: the addresses at which its daemon answered by its name."""
 
     addresses: frozenset[str] = frozenset()
     peers: frozenset[str] = frozenset()
@@ -44,8 +44,8 @@ class Sight(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """The ranks of a run on this node. ``calls``: operations that were recorded; that it grows shows that the job
-    advances. ``world_size``: 0 when not known. ``living``: a process of them lives."""
+    """The ranks of a run on this node. ``calls``: recorded operations; while the number grows, the job advances.
+    ``world_size``: 0 when not known. ``living``: a process of the ranks lives."""
 
     ranks: frozenset[int] = frozenset()
     world_size: int = 0
@@ -62,20 +62,20 @@ class Peers(Protocol):
     """Safe for many threads."""
 
     def holders(self, job: str, run: str) -> Sequence[Holder]:
-        """Returns the other nodes that say that they hold ranks of this run, or held them until lately."""
+        """Returns the other nodes that claim to hold ranks of a run, or held ranks until lately."""
 
     def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
         """Returns the connections of the ranks of a run on a node, which has answered by its name within ``timeout``
         seconds. A node of an older version shows none. Raises ProbingError."""
 
     def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
-        """Returns what a node knows of a run, within ``timeout`` seconds. Raises ProbingError."""
+        """Returns a node's facts of a run, within ``timeout`` seconds. Raises ProbingError."""
 
     def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
         """Stores rows of ``diagnosis.findings`` on a node. Raises ProbingError."""
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
-        """Publishes the runs (job, run) with ranks on this node, and whether one of these lives."""
+        """Publishes the runs (job, run) with ranks on this node, and whether such a rank lives."""
 
 
 def plain_address(text: str | None) -> str:
@@ -89,7 +89,7 @@ def plain_address(text: str | None) -> str:
 
 
 LIVING = 1
-"""The bit of a mark that says that a rank of the job lives on the node."""
+"""The bit of a mark that is set while a rank of the job lives on the node."""
 
 
 def job_mark(job: str, run: str, *, living: bool) -> int:

@@ -1,10 +1,10 @@
-"""Decides which nodes take part in a run of a job: those of which a node that takes part sees the ranks' connections.
+"""Decides which nodes take part in a run of a job, by the connections of ranks that other nodes see.
 
-Any node can say that it holds ranks of a job. It counts once it has answered by its name and a node that counts has
-ranks that are, or lately were, connected with an address of it; the first node that counts is this one. So each step is
-what the kernel of the node shows that sees it, never what a node says of itself. A node that counted once does so until
-the run ends. Until a rank here has completed its first operation, for which all are connected, until connections of the
-ranks here were read, and some seconds longer, all claims count, once for a run.
+Any node can claim to hold ranks of a job. The claim counts once the node has answered by its name, and a node that
+counts has ranks that are, or lately were, connected with an address of the claiming node; the first node that counts is
+this one. So each proof is what the kernel of another node shows, never what a node says of itself. A node that counted
+once counts until the run ends. Until a rank here has completed its first operation, for which all ranks are connected,
+until connections of the ranks here were read, and some seconds longer, all claims count, once for a run.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from probing.daemon.diagnose.coordination.sight import LocalSights
 __all__ = ("MAX_BEFORE", "Proofs")
 
 MAX_BEFORE = 8
-"""A node after so many proven ones looks for no others: those diagnose a job before it does."""
+"""A node looks for no further proofs when this many proven nodes diagnose a job before it does."""
 ASK_S = 1.0
 MAX_ASKED = 16
-# Times in an examination that nodes are asked, as each answer may show more of them.
+# Rounds of questions to nodes in an examination, as each answer may show more nodes.
 _ROUNDS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-# While claims count without proof the pauses are shorter, s.
+# The longest pause while a run is young, s: meanwhile claims count without proof.
 _YOUNG_PAUSE_S = 2.0
-# A job may read its data for so long before its first operation, s.
+# How long a job may read its data before its first operation, s.
 START_S = 600.0
 _MARGIN_S = 0.3
 _MOST_NAMED = 3
@@ -42,10 +42,10 @@ _Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Run:
-    """``since``, ``due``, ``trains``: monotonic s; the last is when an operation had ended and connections were read;
-    None: not yet. ``proven``: what shows that a node takes part, by its name, in words. ``asked``: how often each was.
-    ``sights``: of the nodes that have answered. ``whole``: all ranks are on this node. ``unproven``: the nodes that say
-    that they take part, and of which nothing shows it."""
+    """``since``, ``due``, ``trains``: monotonic s. ``trains``: when an operation had ended and connections were read;
+    None: not yet. ``proven``: by node, the proof that it takes part, in words. ``asked``: how often each node was
+    asked. ``sights``: the sights of nodes that have answered. ``whole``: all ranks are on this node. ``unproven``: the
+    nodes that claim to take part without a proof."""
 
     since: float
     due: float
@@ -59,10 +59,10 @@ class _Run:
 
 
 class Proofs:
-    """Implements ``Peers`` with the holders that count alone. ``step`` examines the claims that are due for it.
+    """Implements ``Peers`` with only the holders that count. ``step`` examines the claims that are due.
 
-    ``grace_s``: how long all claims count after the first operation of a run, s. ``trusted``: they always do. Safe for
-    many threads.
+    ``grace_s``: how long all claims count after the first operation of a run, s. ``trusted``: claims always count. Safe
+    for many threads.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Proofs:
         self._peers.hold(runs)
 
     def holders(self, job: str, run: str) -> Sequence[Holder]:
-        """Returns the other nodes that take part in a run of this node; none where all its ranks are on this one."""
+        """Returns the other nodes that take part in a run of this node; none if all ranks of the run are here."""
         known = self._runs.get((job, run))
         if known is None or known.whole:
             return ()
@@ -104,18 +104,18 @@ class Proofs:
             return claims
         wanted = self._wanted(known, {one.node: one for one in claims})
         if any(name not in known.unproven for name in wanted):
-            # A node is new, or one has failed, so that more of them matter here.
+            # A node is new, or a node has failed, so that more nodes matter here.
             known.due = min(known.due, self._now())
         if self._is_young(known):
             return claims
         return [one for one in claims if one.node in known.proven]
 
     def claims(self, job: str, run: str) -> frozenset[str]:
-        """Returns the names of the other nodes that say that they take part."""
+        """Returns the names of the other nodes that claim to take part."""
         return frozenset(one.node for one in self._peers.holders(job, run)) if (job, run) in self._runs else frozenset()
 
     def takes_part(self, job: str, run: str, node: str) -> bool:
-        """Returns whether another node is proven to hold ranks of the run; what it only says is examined next."""
+        """Returns whether another node is proven to hold ranks of the run; a claim without proof is examined next."""
         known = self._runs.get((job, run))
         if known is None or known.whole or node not in self.claims(job, run):
             return False
@@ -160,7 +160,7 @@ class Proofs:
 
     @property
     def problems(self) -> list[str]:
-        """Returns what is said of jobs without proof, for ``status``."""
+        """Returns texts about jobs with unproven claims, for ``status``."""
         found = []
         for job, run in list(self._runs):
             if names := self.unproven(job, run):
@@ -191,7 +191,7 @@ class Proofs:
         known.pause = min(2 * known.pause, _YOUNG_PAUSE_S if self._is_young(known) else _LONGEST_PAUSE_S)
 
     def _settle(self, key: _Key, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
-        """Asks nodes until all claims that matter are proven, or none shows more. Returns the others."""
+        """Asks nodes until all claims that matter are proven, or no node shows more. Returns the unproven nodes."""
         own = self._local().sight(*key)
         known.asked = Counter({name: count for name, count in known.asked.items() if name in claims})
         known.sights = {name: one for name, one in known.sights.items() if name in claims or name in known.proven}
@@ -200,11 +200,11 @@ class Proofs:
             self._spread(known, own, claims)
             if not (wanted := self._wanted(known, claims)):
                 return []
-            # What those see that count shows who else does.
+            # The connections that counting nodes see show which other nodes count.
             told = [name for name in known.proven if name in claims]
             seen = own.peers.union(*(known.sights[name].peers for name in told))
             left = [name for name in (*told, *wanted) if name not in asked and not claims[name].failed]
-            # Claims of thousands that are connected with nobody keep no true one waiting.
+            # Claims of thousands of nodes that are connected with nobody keep no true claim waiting.
             left.sort(key=lambda name: (claims[name].address not in seen, known.asked[name]))
             if not left:
                 return wanted
@@ -216,8 +216,8 @@ class Proofs:
         return self._wanted(known, claims)
 
     def _wanted(self, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
-        """Returns the nodes without proof that matter here: none where enough nodes diagnose the job before this one,
-        else all. Those that were asked for by name come first."""
+        """Returns the nodes without proof that matter here: none if enough nodes diagnose the job before this one, else
+        all. Nodes of ``known.unproven``, to which ``takes_part`` adds, come first."""
         count = sum(name < self._node and name in known.proven and not claims[name].failed for name in claims)
         names = claims if count < MAX_BEFORE else ()
         named = [name for name in known.unproven if name in claims]
@@ -239,7 +239,7 @@ class Proofs:
         return found
 
     def _spread(self, known: _Run, own: Sight, claims: Iterable[str]) -> None:
-        """Marks all nodes as proven of which those see connections that are."""
+        """Marks all nodes as proven with whose addresses a proven node sees connections."""
         owner = _owners({name: known.sights[name] for name in claims if name in known.sights}, own)
         seen = dict.fromkeys(own.peers, self._node)
 
@@ -260,8 +260,8 @@ class Proofs:
 
 
 def _owners(sights: Mapping[str, Sight], own: Sight) -> dict[str, list[str]]:
-    """Returns whose an address is: of the nodes whose daemons answer there, else of the only one that has it as its
-    own. What several have, or this node, proves nothing."""
+    """Returns the owners of each address: the nodes whose daemons answer there, else the only node that has the address
+    as its own. An address that several nodes have, or this node, proves nothing."""
     owner: dict[str, list[str]] = {}
     for name, sight in sights.items():
         for address in sight.hosts:

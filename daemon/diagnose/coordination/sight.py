@@ -1,4 +1,4 @@
-"""Reads what the kernel shows of the ranks of a run on this node: their numbers, and with whom they are connected."""
+"""Reads, from what the kernel shows, the ranks of a run on this node: their numbers, and their connections."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from probing.daemon.diagnose.gather.tables import Collector, Row, live_rows
 
 __all__ = ("LocalSights",)
 
-# Several callers share a reading of a live table.
+# How long callers share a reading of a live table, s.
 _FRESH_S = 1.0
 _TIMEOUT_S = 2.0
-# A launcher holds the store at which the ranks of other nodes meet.
+# Roles whose connections count: a launcher holds the store at which the ranks of other nodes meet.
 _ROLES = frozenset(("trainer", "launcher"))
 _Key = tuple[str, str]
 

@@ -1,4 +1,4 @@
-"""Makes the facts of one run from the rows and readings of its job, bounded: what says least is left out first."""
+"""Makes the facts of one run from the rows and readings of its job, bounded: the least telling facts are cut first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Cut = Callable[[Rank], Rank]
 
 
 def fitted(rank: Rank) -> tuple[Rank, list[Missing]]:
-    """Returns ``rank`` with at most RANK_BYTES in JSON, and what was left out."""
+    """Returns ``rank`` with at most RANK_BYTES in JSON, and the facts that were left out, as missing."""
     missing = []
     for kind, name, cut in _CUTS:
         if size_of(rank) <= RANK_BYTES:
@@ -87,7 +87,7 @@ def _few_samples(rank: Rank) -> Rank:
 
 
 def _few_helpers(rank: Rank) -> Rank:
-    # Those that ended say most, then those that are blocked.
+    # Helpers that ended say most, then helpers that are blocked.
     order = sorted(rank.helpers, key=lambda one: (one.exit is None, one.state == "running", one.pid))
     return replace(rank, helpers=tuple(replace(one, threads=()) for one in order[:16]))
 
@@ -157,8 +157,8 @@ _ENV = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """All that was read of a job. ``live`` and ``devices``: rows by table; ``rows`` and ``hardware``: by the names of
-    ``statements`` and ``hardware_statements``."""
+    """All that was read of a job. ``live`` and ``devices``: rows by table; ``rows`` and ``hardware``: rows by the names
+    of ``statements`` and ``hardware_statements``."""
 
     node: str
     job: str
@@ -178,7 +178,7 @@ class Gathered:
 
 
 def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) -> Facts:
-    """Returns the facts of one run; ``processes`` are those of the run."""
+    """Returns the facts of one run; ``processes``: the processes of the run."""
     mine = {one.key: one for one in processes}
     live = {name: [row for row in rows if Key.of(row) in mine] for name, rows in gathered.live.items()}
     inflight, progress = live.get("comm.inflight", []), live.get("comm.progress", [])
@@ -281,9 +281,9 @@ def _rank(gathered: Gathered, number: int, one: JobProcess, operations: Operatio
 
 
 def _endpoints(rows: Sequence[Row]) -> dict[Key, tuple[Endpoint, ...]]:
-    """Returns the endpoints of each process: the addresses on which it listens, those that it closed, then others.
+    """Returns the endpoints of each process: addresses on which it listens, closed ones, then other open ones.
 
-    Of many the last ones are left out: errors name sockets that are closed.
+    The last of many endpoints are left out: errors name sockets that are closed.
     """
     found: dict[Key, dict[tuple[str, int], Endpoint]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: _FIRST.get(row["state"], len(_FIRST))):
@@ -302,7 +302,7 @@ def _state(one: JobProcess) -> str:
 def _chosen(helpers: Sequence[JobProcess], parent: JobProcess) -> list[JobProcess]:
     """Returns the helpers that run or failed, the failed ones first.
 
-    One that is older than its parent had another parent of that pid.
+    A helper that is older than ``parent`` had another parent, of the same pid.
     """
     own = [one for one in helpers if one.key.start_ns >= parent.key.start_ns and (one.alive or _failed(one.exit))]
     return sorted(own, key=lambda one: (one.exit is None, one.key.start_ns))[:_MAX_HELPERS]
@@ -321,7 +321,7 @@ def _listed(others: Iterable[JobProcess], mine: Iterable[JobProcess]) -> list[Jo
 
 def _helper(gathered: Gathered, one: JobProcess) -> Helper:
     threads = gathered.threads.get(one.key, ())
-    # The main thread alone works.
+    # Only the main thread works.
     main = tuple(replace(thread, frames=thread.frames[:32]) for thread in threads if thread.main)
     return Helper(*one.key, one.role, _state(one), one.exit, main, gathered.conditions.get(one.key))
 

@@ -16,9 +16,9 @@ from probing.diagnosis.facts import Condition
 
 __all__ = ("EarlierReadings", "conditions_of", "idle_cpus_of", "read_conditions")
 
-# A reading is kept for longer than the time between two looks at a slow job.
+# How long a reading is kept, ns: longer than the time between two looks at a slow job.
 _OLDEST_NS = 90_000_000_000
-# Differences over less than this say little, ns.
+# The least time between two readings whose differences count, ns.
 _LEAST_NS = 1_000_000_000
 _MAX_JOBS = 64
 _NAMES = [field.name for field in fields(Condition)]
@@ -26,7 +26,7 @@ _COUNTERS = _NAMES[_NAMES.index("interval_ns") + 1 : _NAMES.index("neighbours")]
 _MADE = {"interval_ns", "asleep_since_ns", "children", "neighbours", *_COUNTERS}
 _PLAIN = [name for name in _NAMES if name not in _MADE]
 _Reading = Mapping[str, Any]
-# A CPU with so much time left is free for a thread that waits for another one.
+# The share of idle time from which a CPU is free for a thread that waits for another CPU.
 _FREE = 0.3
 
 
@@ -41,7 +41,7 @@ class EarlierReadings:
         self._kept: OrderedDict[str, _Reading] = OrderedDict()
 
     def keep(self, job: str, reading: _Reading) -> None:
-        """Keeps ``reading`` as that of ``job``."""
+        """Keeps ``reading`` as the reading of ``job``."""
         with self._lock:
             self._keep(job, reading)
 
@@ -61,14 +61,14 @@ class EarlierReadings:
     def _keep(self, job: str, reading: _Reading) -> None:
         self._kept[job] = reading
         self._kept.move_to_end(job)
-        # Those of jobs that ended are dropped by the next.
+        # This drops readings of jobs that ended.
         old = [name for name, one in self._kept.items() if _taken_ns(reading) - _taken_ns(one) > _OLDEST_NS]
         for name in [*old, *list(self._kept)[:-_MAX_JOBS]]:
             self._kept.pop(name, None)
 
 
 def _taken_ns(reading: _Reading) -> int:
-    """When a reading was taken, CLOCK_MONOTONIC; 0 when it has no process."""
+    """The time at which ``reading`` was taken, CLOCK_MONOTONIC ns; 0 when it has no process."""
     return max((int(one["mono_ns"]) for one in reading["processes"]), default=0)
 
 

@@ -31,17 +31,17 @@ _LIVE = ("process.processes", "comm.progress", "comm.inflight")
 _DEEP = ("process.envs", "net.sockets")
 _MAX_JOBS = 64
 _PARALLEL = 4
-# A job that failed so long ago is still among all jobs; operations of a job reach back so far at most.
+# How long ago a job may have failed that is still among all jobs, and how far back its operations are read at most.
 _LATELY_NS = 600 * SECOND_NS
-# Samples of a job that advances are compared: those of this time with those before.
+# The time of the recent samples of a job that advances, which are compared with the samples before.
 _RECENT_NS = 30 * SECOND_NS
 _LEAST_SPAN_NS = 20 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What all jobs of a request share. ``deadline``: time.monotonic(); ``taken_ns``: UTC; ``live`` and ``devices``:
-    rows by table."""
+    """The part of a request that all its jobs share. ``deadline``: time.monotonic(); ``taken_ns``: UTC; ``live`` and
+    ``devices``: rows by table."""
 
     run: str
     deep: bool
@@ -80,8 +80,8 @@ class Gatherer:
         self._earlier.keep(job, read_conditions(self._collector, job, timeout))
 
     def standing(self, job: str, *, timeout: float) -> Hashable:
-        """Returns where the processes of a job stand: their operations in flight, and the lines of Python in which the
-        threads that train are. That costs a tenth of what facts cost. None where part of it cannot be read.
+        """Returns the places where the processes of a job stand: their operations in flight, and the lines of Python in
+        which the threads that train are. It costs a tenth of ``facts``. None where a part cannot be read.
 
         ``timeout`` in seconds.
         """
@@ -98,14 +98,15 @@ class Gatherer:
         return frozenset((*Key.of(row), row["comm"], row["seq"], row["op"]) for row in waits), lines
 
     def facts(self, job: str = "", *, run: str = "", deep: bool = True, timeout: float) -> list[Facts]:
-        """Returns the facts of each run of ``job``; without one, of all jobs that run or failed lately.
+        """Returns the facts of each run of ``job``; without ``job``, of all jobs that run or failed lately.
 
-        ``run``: of this run alone. ``deep`` adds stacks, conditions, logs and ended runs; it takes about a second.
-        ``timeout`` in seconds. What cannot be read is among the missing. Raises NotFound for a job that is not known,
-        QueryTimeout where it cannot be read which jobs there are, or whether there is ``job``.
+        ``run``: only this run. ``deep`` adds stacks, conditions, logs and ended runs; it takes about a second.
+        ``timeout`` in seconds. Facts that cannot be read are among the missing. Raises NotFound for a job that is not
+        known, QueryTimeout where the jobs, or whether ``job`` exists, cannot be read.
         """
         deadline = time.monotonic() + timeout
-        # First: on a busy machine the rest takes seconds, in which a job that goes on would seem to have stopped.
+        # The time is taken first: on a busy machine the rest takes seconds, in which a job that goes on would seem to
+        # have stopped.
         taken_ns = self._now_ns()
         live, missing = live_rows(self._collector, (*_LIVE, *(_DEEP if deep else ())), deadline)
         devices, lacking = live_rows(self._collector, hardware.LIVE, deadline)
@@ -120,7 +121,7 @@ class Gatherer:
         request = replace(request, missing=(*request.missing, *unlisted))
 
         def of_one(name: str) -> list[Facts]:
-            # A job that has ended by now, or whose launcher alone was seen.
+            # NotFound: a job that has ended by now, or of which only the launcher was seen.
             with suppress(NotFound):
                 try:
                     return self._job(name, request)
@@ -130,7 +131,7 @@ class Gatherer:
                     return [Facts(name, "", None, self._stall_s, taken_ns, here, (), missing=gaps)]
             return []
 
-        # Most of the time of a job is waiting for the second reading of its processes.
+        # Most of the time for a job is spent waiting for the second reading of its processes.
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="facts") as pool:
             return [one for found in pool.map(of_one, names) for one in found]
 
@@ -144,7 +145,7 @@ class Gatherer:
         return Facts("", "", None, self._stall_s, now, (node,), (), missing=(*missing, *lacking))
 
     def _jobs(self, live: Rows, deadline: float) -> tuple[list[str], list[Missing]]:
-        """Returns the jobs that run or failed lately, and what of them could not be read."""
+        """Returns the jobs that run or failed lately, and missing facts if the failed jobs could not be read."""
         running = [row["job"] for row in live.get("process.processes", ()) if row["role"] == "trainer" and row["job"]]
         asked = {"failed jobs": failed_jobs(self._now_ns() - _LATELY_NS)}
         rows, missing = query_rows(self._engine, asked, deadline)
@@ -156,7 +157,7 @@ class Gatherer:
         live = {name: [row for row in rows if row["job"] == job] for name, rows in request.live.items()}
         known = known_processes(live.get("process.processes", ()), job, self._now_ns())
         alive = any(one.alive for one in known.values())
-        # These read while the statements run.
+        # The readings are made while the statements run.
         readings = Readings(self._collector, job, _suspects(known, live), deadline) if request.deep and alive else None
         until = self._now_ns()
         if not any(one.role == "trainer" and one.alive and run in ("", one.run) for one in known.values()):
@@ -173,7 +174,7 @@ class Gatherer:
         asked = statements(job, window, [one.key.pid for one in trainers], _leaders(trainers), deep=request.deep)
         rows, missing = query_rows(self._engine, asked, deadline)
         parts, lacking = query_rows(self._engine, hardware.hardware_statements(job, until), deadline)
-        # Without the events the ends of the last minutes are known from comm.progress.
+        # If the events cannot be read, the ends of the last minutes are known from comm.progress.
         known = with_events(known, rows.get("events", ()), live.get("comm.progress", ()))
         history = histories(rows)
         read = readings.result() if readings else ReadingResult()
@@ -210,12 +211,12 @@ class Gatherer:
     def _conditions(
         self, job: str, window: Window, read: ReadingResult
     ) -> tuple[dict[Key, Condition], dict[Key, Sequence[Row]], tuple[int, ...] | None]:
-        """Returns the condition of each process, the waits of its threads, and the CPUs that were idle; ``read`` gets
-        what makes no sense."""
+        """Returns the condition of each process, the waits of its threads, and the CPUs that were idle; answers that
+        make no sense become missing facts of ``read``."""
         if not read.conditions:
             return {}, {}, None
         try:
-            # What a job that advances did in the last half of a second says little about its last minute.
+            # The last half of a second of a job that advances says little about its last minute.
             pair = read.conditions if window.still else self._earlier.extend(job, read.conditions)
             waits = {Key.of(one): one.get("thread_waits") or () for one in pair[-1]["processes"]}
             first = pair[0] if len(pair) > 1 else None
@@ -225,7 +226,7 @@ class Gatherer:
             return {}, {}, None
 
     def _window(self, live: Rows, until: int) -> Window:
-        """The operations before the rank that is behind ceased to advance, and so far back that 64 are among them."""
+        """The window: so early before the rank that is behind ceased to advance that 64 operations are in it."""
         newest: dict[Key, int] = {}
         for row in live.get("comm.progress", ()):
             times = [t for t in (row["last_call"], row["last_done"]) if t is not None]
@@ -243,7 +244,7 @@ class Gatherer:
 
 
 def _suspects(known: Mapping[Key, JobProcess], live: Rows) -> list[int]:
-    """The pids of the job's trainers; those first that wait in no operation."""
+    """The pids of the job's trainers; trainers that wait in no operation come first."""
     waiting = {Key.of(row) for row in live.get("comm.inflight", ())}
     trainers = [key for key, one in known.items() if one.role == "trainer" and one.alive]
     return [key.pid for key in sorted(trainers, key=lambda key: (key in waiting, key))]
@@ -262,7 +263,7 @@ def _leaders(trainers: Iterable[JobProcess]) -> list[int]:
 
 
 def _runs(known: Iterable[JobProcess], run: str, now_ns: int) -> dict[str, list[JobProcess]]:
-    """The processes of the runs that live or failed lately, else of the run that ended last; or of ``run``."""
+    """The processes of ``run``; without it, of the runs that live or failed lately, else of the run that ended last."""
     own: dict[str, list[JobProcess]] = {}
     for one in known:
         own.setdefault(one.run, []).append(one)
@@ -284,7 +285,7 @@ def _counts(one: JobProcess, now_ns: int) -> bool:
 def _threads(
     read: ReadingResult, waits: Mapping[Key, Sequence[Row]], history: Mapping[Key, History]
 ) -> dict[Key, tuple[Thread, ...]]:
-    """Returns the threads of each process; ``read`` gets what makes no sense."""
+    """Returns the threads of each process; stacks that make no sense become missing facts of ``read``."""
     innermost = {key: one.innermost for key, one in history.items()}
     both = [*read.stacks, [], []]
     try:

@@ -1,4 +1,4 @@
-"""Reads what is stored of the hardware of this node, and makes the facts of it for one run of a job."""
+"""Reads the stored rows about the hardware of this node, and makes the facts of the hardware for one run of a job."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ("LIVE", "hardware_of", "hardware_statements")
 LIVE = ("gpu.devices", "rdma.qps")
 """Live tables that ``hardware_of`` reads."""
 _SECOND_NS = 1_000_000_000
-# Values are of these last times, events of the last hour.
+# The times before the end from which values, rises of counters, and events are read.
 _VALUES_NS, _RISES_NS, _EVENTS_NS = 60 * _SECOND_NS, 120 * _SECOND_NS, 3600 * _SECOND_NS
 _USUAL = "'ecc_single_bit', 'pstate', 'clocks', 'power_source', 'throttled', 'unthrottled', 'link_up', 'gpu_back'"
-# Of what programs wrote and of processes that ended other rules know more.
+# Kinds of kernel lines that are left out: programs wrote them, or other rules know more of processes that ended.
 _OF_PROGRAMS = "'other', 'oom', 'oom_kill', 'segfault', 'page_allocation', 'link_up'"
 _RISING = (
     "link_downed",
@@ -111,7 +111,7 @@ FROM host.file_systems WHERE {since(_RISES_NS)} AND (scope = 'node' OR {of_job})
 
 
 def hardware_of(rows: Rows, live: Rows, ranks: Mapping[Key, int]) -> Hardware:
-    """Returns the hardware, with the ranks that use each part. ``rows``: those of ``hardware_statements`` by name.
+    """Returns the hardware, with the ranks that use each part. ``rows``: by the names of ``hardware_statements``.
 
     ``ranks``: the number of each rank of the run on this node.
     """

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Innermost(NamedTuple):
-    """The innermost frame of a main thread in its newest sample. Since ``since_ns`` (UTC) no sample has another."""
+    """The innermost frame of a main thread in its newest sample. ``since_ns`` (UTC): no later sample has another."""
 
     func: str
     file: str
@@ -27,7 +27,7 @@ class Innermost(NamedTuple):
 
 
 class History:
-    """What is stored of one process. The fields are those of ``facts.Rank``."""
+    """The stored history of one process. The fields are those of ``facts.Rank``."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -81,8 +81,8 @@ def _thinned(points: Sequence[_T]) -> Sequence[_T]:
 
 
 def _device_totals(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Returns the bytes of all allocating stacks of a process, a row for each change of one. Before its first row a
-    stack counts with the bytes of that: what it had is not known."""
+    """Returns the bytes of all allocating stacks of a process, with a row for each change of a stack. Before its first
+    row a stack counts with the bytes of that row: its earlier bytes are not known."""
     own: dict[Key, list[Row]] = defaultdict(list)
     for row in rows:
         own[Key.of(row)].append(row)

@@ -13,7 +13,7 @@ __all__ = ("Losses", "Operations", "communicators_of", "operations_of")
 
 _TEXT = 200
 _MAX_OPEN = 64
-# The times of one operation in two tables differ by what the wall clock was set between two readings of it.
+# How far the times of one operation in two tables may differ, ns: the wall clock may be set between two readings.
 _SAME_NS = 50_000_000
 _Comms = Mapping[str, Sequence[Operation]]
 
@@ -23,7 +23,7 @@ class Operations:
 
     def __init__(self, open_: Sequence[Operation], done: Sequence[Operation], progress: Iterable[Row]) -> None:
         ended = {_identity(one): _called(one) for one in done}
-        # An operation may have ended after the rows of those in flight were read.
+        # An operation may have ended after the rows of comm.inflight were read.
         still = [one for one in open_ if abs(ended.get(_identity(one), 0) - _called(one)) > _SAME_NS]
         self.open = tuple(sorted(still, key=_called)[-_MAX_OPEN:])
         self.done = tuple(sorted(done, key=_called))
@@ -31,7 +31,7 @@ class Operations:
 
     @property
     def advanced_ns(self) -> int | None:
-        """When an operation was last called or ended, UTC ns; None: none was seen."""
+        """The time at which an operation was last called or ended, UTC ns; None: no operation was seen."""
         times = [t for one in self.progress for t in (one.last_call_ns, one.last_done_ns) if t is not None]
         return max(times, default=None)
 
@@ -53,7 +53,7 @@ def operations_of(inflight: Iterable[Row], done: Iterable[Row], progress: Iterab
 
 
 def communicators_of(ranks: Mapping[Key, int], rows: Iterable[Row], seen: Iterable[Row]) -> tuple[Communicator, ...]:
-    """Returns the communicators of the processes in ``ranks``. ``rows``: of comm.communicators; ``seen``: rows of
+    """Returns the communicators of the processes in ``ranks``. ``rows``: rows of comm.communicators; ``seen``: rows of
     operations and of progress, which also name communicators."""
     found: dict[str, list[Row]] = defaultdict(list)
     known = set()
@@ -125,7 +125,7 @@ def _called(one: Operation) -> int:
 
 
 def _progress(opened: Sequence[Operation], done: Sequence[Operation], rows: Iterable[Row]) -> Iterable[Progress]:
-    # The rows count operations that ended; those in flight were called later.
+    # The rows count operations that ended; operations in flight were called later.
     counted = {row["comm"]: row for row in rows}
     by_comm: dict[str, list[Operation]] = defaultdict(list)
     for one in (*done, *opened):
@@ -167,15 +167,15 @@ class Losses:
                 self._attached.setdefault(row["pid"], []).append(row)
 
     def seen_from(self, one: JobProcess, attached_ns: int | None) -> int | None:
-        """Returns since when the operations of a process are recorded, UTC ns; None: from its start. ``attached_ns``:
-        that of comm.progress."""
-        # A row about an earlier process of that pid is older than this one.
+        """Returns the time since which the operations of a process are recorded, UTC ns; None: from its start.
+        ``attached_ns``: the column of comm.progress."""
+        # A row about an earlier process of the same pid is older than this process.
         own = (row["until_ns"] for row in self._attached.get(one.key.pid, ()))
         times = [at for at in own if at >= (one.started_ns or 0)]
         return max([*times, *([attached_ns] if attached_ns is not None else [])], default=None)
 
     def lost(self, one: JobProcess) -> int:
-        """Returns how many operations of a process were lost lately. A loss of unknown number counts 1."""
+        """Returns the number of operations of a process that were lost lately. A loss of unknown number counts 1."""
         return sum(row["count"] or 1 for row in self._lost if _concerns(row, one))
 
     def missing(self, processes: Iterable[JobProcess]) -> list[Missing]:

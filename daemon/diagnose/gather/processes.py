@@ -1,4 +1,4 @@
-"""The processes of a job, those that ended among them, and which rank each is."""
+"""The processes of a job, also ended ones, and the rank of each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class JobProcess:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The processes of a run: ``ranks`` by number, ``others`` without one."""
+    """The processes of a run: ``ranks`` by number, ``others``: processes without a rank."""
 
     ranks: Mapping[int, JobProcess]
     others: Sequence[JobProcess]
@@ -86,8 +86,8 @@ def known_processes(rows: Iterable[Row], job: str, now_ns: int) -> dict[Key, Job
 
 
 def with_events(known: Mapping[Key, JobProcess], rows: Iterable[Row], progress: Iterable[Row]) -> dict[Key, JobProcess]:
-    """Returns ``known`` with the exits, and with processes that ended. ``rows``: of ``statements.events``;
-    ``progress``: of comm.progress, which has an exit first."""
+    """Returns ``known`` with the exits, and with processes that ended. ``rows``: rows of ``statements.events``;
+    ``progress``: rows of comm.progress, which shows an exit first."""
     found = dict(known)
     for row in rows:
         key = Key.of(row)
@@ -110,18 +110,18 @@ def _with_event(one: JobProcess | None, key: Key, row: Row) -> JobProcess:
         numbers: dict[str, Any] = {
             name: row[name] for name in ("rank", "local_rank", "node_rank", "world_size", "ppid")
         }
-        # Without a known exit it ended while no daemon ran.
+        # A process without a known exit ended while no daemon ran.
         return JobProcess(key, row["run"] or "", row["role"], **numbers, state="exited" if exit_ else None, **seen)
     state = "exited" if exit_ else one.state
     return replace(one, **{**seen, "started_ns": row["started_ns"] or one.started_ns}, state=state)
 
 
 def ranked(processes: Iterable[JobProcess], places: Iterable[Row]) -> Ranked:
-    """Returns which process is which rank. ``places``: rows with the comm_rank and comm_size of processes.
+    """Returns the process of each rank. ``places``: rows with the comm_rank and comm_size of processes.
 
-    A trainer without a known rank has that of its largest communicator. Of two processes with one rank a living one
-    goes before one that ended, then the one that shares communicators, parent or container with more other ranks, and
-    then the newer one. Both are kept while they live.
+    A trainer without a known rank has its rank in its largest communicator. Of two processes with one rank the living
+    process goes before an ended one, then the process that shares communicators, parent or container with more other
+    ranks, and then the newer process. While both processes live, both are kept.
     """
     rows = list(places)
     widest = _widest(rows)
@@ -144,7 +144,7 @@ def ranked(processes: Iterable[JobProcess], places: Iterable[Row]) -> Ranked:
 
 
 def _contested(best: JobProcess, other: JobProcess, shared: Mapping[Key, int]) -> str:
-    """Returns why ``best`` is the rank that ``other`` claims as well."""
+    """Returns the reason for which ``best`` is the rank that ``other`` claims as well."""
     older, newer = sorted((best, other), key=_age)
     claim = f"pids {older.key.pid} and {newer.key.pid} both claim rank {best.rank}"
     if shared[best.key] > shared[other.key]:
@@ -160,7 +160,7 @@ def _companions(trainers: Sequence[JobProcess], rows: Sequence[Row]) -> dict[Key
         if row["comm"] is not None and Key.of(row) in ties:
             ties[Key.of(row)].add(("comm", row["comm"]))
     for own in ties.values():
-        # What says nothing: an unknown parent, the first process, the host.
+        # These say nothing: an unknown parent, the first process, the host.
         own -= {("parent", None), ("parent", 1), ("box", None)}
     return dict(zip(ties, companions([(one.rank, ties[one.key]) for one in trainers]), strict=True))
 

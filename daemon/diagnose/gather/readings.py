@@ -1,4 +1,4 @@
-"""Reads the stacks and conditions of a job's processes, twice, in threads: meanwhile the stored rows are queried.
+"""Reads the stacks and conditions of a job's processes, twice, in threads, while the stored rows are queried.
 
 The time-outs of the groups in which ranks wait are read once from each process.
 """
@@ -24,11 +24,11 @@ __all__ = ("ReadingResult", "Readings", "TimeOuts")
 
 # The time between two readings, s.
 APART_S = 0.25
-# How many processes' native stacks are read.
+# The number of processes whose native stacks are read.
 MAX_NATIVE = 8
-# One process that does not answer must not take the time of the others.
+# The time for a reading, s: a process that does not answer must not take the time of the others.
 _READ_S = 2.0
-# The first native stacks of a build of torch take seconds.
+# The time for native stacks, s: the first of a build of torch take seconds.
 _NATIVE_S = 3.0
 _MAX_FAILURES = 16
 _KINDS = ("stacks", "condition", "native stacks")
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class ReadingResult:
-    """What was read in time. ``stacks`` and ``conditions``: up to two readings each, in their order."""
+    """The readings made in time. ``stacks`` and ``conditions``: up to two readings each, in their order."""
 
     stacks: list[list[ProcessStacks]] = field(default_factory=list)
     native: list[ProcessStacks] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Readings:
             thread.start()
 
     def result(self) -> ReadingResult:
-        """Returns what was read before the deadline."""
+        """Returns the readings made before the deadline."""
         for thread, kind, deadline in zip(self._threads, _KINDS, self._patience, strict=True):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
@@ -155,7 +155,8 @@ _MS = 1_000_000
 
 
 class TimeOuts:
-    """Safe for many threads. Reads a process again when it waits in other communicators than before."""
+    """Keeps the time-outs of processes. A process is read again when it waits in other communicators than before. Safe
+    for many threads."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -165,7 +166,7 @@ class TimeOuts:
     def of_job(self, job: str, inflight: Iterable[Row], deadline: float) -> dict[Key, tuple[TimeOut, ...]]:
         """Returns the time-outs of the communicators with operations in flight, by process.
 
-        ``inflight``: rows of comm.inflight; ``deadline``: time.monotonic(). What cannot be read is left out.
+        ``inflight``: rows of comm.inflight; ``deadline``: time.monotonic(). Processes that cannot be read are left out.
         """
         waits: dict[Key, dict[str, str]] = defaultdict(dict)
         for row in inflight:
@@ -197,7 +198,8 @@ class TimeOuts:
 def _time_outs(text: str, comms: Mapping[str, str]) -> tuple[TimeOut, ...]:
     """Returns the time-out of each of ``comms``, which has their backends, by the groups in ``text``."""
     groups = {name: (backend, int(ms)) for backend, ms, name in _GROUP.findall(text)}
-    # NCCL's communicators have other names. If all groups are alike, they need none. A text that is cut lacks groups.
+    # NCCL's communicators have other names than groups, which do not matter if all groups are alike. A text that is cut
+    # lacks groups.
     whole = text.count("ProcessGroup(") == len(groups) and text.endswith("}") and "..." not in text
     alike = set(groups.values()) if whole else set()
     found = []

@@ -18,7 +18,7 @@ from probing.diagnosis.facts import Frame, Thread
 __all__ = ("MAX_FRAMES", "lines_of", "threads_of_processes")
 
 MAX_FRAMES = 64
-# Of a deeper stack so many outer Python frames are kept: they show the user's own code.
+# Outer Python frames that are kept of a deeper stack: they show the user's own code.
 _OUTER = 16
 _MAX_THREADS = 16
 _MAX_VALUES = 12
@@ -72,7 +72,7 @@ def lines_of(stacks: Iterable[ProcessStacks]) -> Hashable:
 
 
 def _order(thread: Thread) -> tuple[bool, bool, bool, int]:
-    """The order in which threads are kept: torch has a hundred that run no Python."""
+    """The order in which threads are kept: torch has a hundred threads that run no Python."""
     return not thread.main, not thread.gil, all(frame.native for frame in thread.frames), thread.tid
 
 
@@ -81,7 +81,7 @@ def _by_process(stacks: Iterable[ProcessStacks]) -> _Threads:
 
 
 def _add_locals(native: list[WireThread], python: list[WireThread]) -> None:
-    """Copies the locals of Python frames to the same frames beside native ones, which are read without."""
+    """Copies the locals of Python frames to the same frames of ``native`` stacks, which are read without locals."""
     known = {thread["tid"]: thread for thread in python}
     for thread in native:
         if thread["tid"] in known:

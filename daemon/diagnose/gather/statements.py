@@ -1,4 +1,4 @@
-"""The statements that read what is stored of one job. Their names stand in messages for people."""
+"""The statements that read the stored rows of one job. Their names stand in messages for people."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _FRAMES = 32
 @dataclass(frozen=True, slots=True)
 class Window:
     """The times from which rows are read, UTC ns. ``until``: now, or the end of a job that ended. ``operations``: the
-    oldest operations. ``stalled``: samples after it are recent, those before are past. ``still``: nothing of the job
-    advances."""
+    time of the oldest operations. ``stalled``: later samples are recent, earlier samples are past. ``still``: nothing
+    of the job advances."""
 
     until: int
     operations: int
@@ -58,8 +58,8 @@ GROUP BY run, {_WHO} ORDER BY last_ns DESC LIMIT 8192
 
 
 def statements(job: str, window: Window, pids: Sequence[int], leaders: Sequence[int], *, deep: bool) -> dict[str, str]:
-    """Returns the statements by name, at most 16. ``pids``: of all trainers; ``leaders``: of one trainer of each run,
-    whose steps are the history of the run."""
+    """Returns the statements by name, at most 16. ``pids``: the pids of all trainers; ``leaders``: the pid of one
+    trainer of each run, whose steps are the history of the run."""
     of_job = f"job = {sql_text(job)}"
     hour = f"{of_job} AND ts > {_at(window.until - HOUR_NS)}"
     made = {
@@ -130,7 +130,7 @@ GROUP BY run, part ORDER BY run, ended_ns
 
 
 def _samples(of_job: str, window: Window) -> str:
-    """The most frequent stacks of the threads that train, recent and past."""
+    """The statement for the most frequent stacks of the threads that train, recent and past."""
     since = _at(window.stalled - 600 * SECOND_NS)
     return f"""
 WITH sums AS (
@@ -151,7 +151,7 @@ ORDER BY share DESC LIMIT 16384
 
 
 def _since(of_job: str, window: Window) -> str:
-    """The innermost frame of each thread that trains in its newest sample, and since when no sample shows another."""
+    """The statement for the innermost frame of each thread that trains, and since when no sample shows another."""
     return f"""
 WITH own AS (
   SELECT {_WHO}, ts, stack_id FROM python.samples
@@ -182,7 +182,7 @@ WHERE table_name = 'comm.ops' AND (pid IS NULL OR pid IN ({_numbers(pids)}))
 
 
 def _lines(of_job: str, window: Window) -> str:
-    """The newest lines of each process, and the newest of each kind: an error may be followed by many of others."""
+    """The statement for the newest lines of each process, and of each kind: many other lines may follow an error."""
     return f"""
 SELECT {_WHO}, left(line, 300) AS line FROM process.logs WHERE {of_job} AND ts > {_at(window.until - HOUR_NS)}
 QUALIFY row_number() OVER (PARTITION BY {_WHO} ORDER BY ts DESC) <= 5
@@ -210,7 +210,7 @@ ORDER BY ts_ns LIMIT 65536
 
 
 def _device_memory(where: str) -> str:
-    """What each allocating stack had at the end of each minute in which that changed."""
+    """The statement for the bytes of each allocating stack at the end of each minute in which they changed."""
     return f"""
 SELECT {_WHO}, kind, size_class, stack, epoch_ns(ts) // {60 * SECOND_NS} AS minute, epoch_ns(max(ts)) AS ts_ns,
   arg_max(live_bytes, ts) AS bytes

@@ -53,7 +53,7 @@ def seconds_left(deadline: float) -> float:
 def live_rows(
     collector: Collector, names: Sequence[str], deadline: float
 ) -> tuple[dict[str, list[Row]], list[Missing]]:
-    """Returns the rows of live tables, by name, and what could not be read."""
+    """Returns the rows of live tables, by name, and the tables that could not be read, as missing facts."""
     found: dict[str, list[Row]] = {}
     missing = []
     for name in names:
@@ -67,7 +67,7 @@ def live_rows(
 def query_rows(
     queries: Queries, statements: Mapping[str, str], deadline: float
 ) -> tuple[dict[str, list[Row]], list[Missing]]:
-    """Returns the rows of each statement by its name, and what could not be read; all are of one snapshot.
+    """Returns the rows of each statement by its name, all of one snapshot, and the missing facts.
 
     No statement may have a row where its tables have none.
     """

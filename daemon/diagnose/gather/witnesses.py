@@ -44,7 +44,7 @@ WHERE f.job = {job} AND f.ts > now() - INTERVAL 1 HOUR
 QUALIFY row_number() OVER (PARTITION BY f.pid, f.start_ns, f.pg_name ORDER BY f.record_id DESC) <= 8
 ORDER BY f.pid, f.record_id LIMIT 4096
 """
-# Communicators that have an error, were aborted or destroyed: when that was first seen, and their newest state.
+# Communicators that have an error, were aborted or destroyed: the time when this was first seen, and the newest state.
 _ENDED = "async_error IS NOT NULL OR aborted OR state IN ('failed', 'aborted', 'destroyed')"
 ERRORS_SQL = f"""
 SELECT pid, start_ns, comm, arg_max(async_error, ts) AS async_error, arg_max(aborted, ts) AS aborted,
@@ -65,7 +65,7 @@ def add_witnesses(
     flight_rows: Iterable[_Row],
     error_rows: Iterable[_Row] = (),
 ) -> tuple[list[Rank], list[Communicator], list[Missing]]:
-    """Returns the ranks with their witnesses, the communicators with those that only RAS knows, and what is missing.
+    """Returns the ranks with their witnesses, the communicators, also those that only RAS knows, and missing facts.
 
     The rows are those of ``RAS_SQL``, ``FLIGHT_SQL`` and ``ERRORS_SQL``.
     """
@@ -94,7 +94,7 @@ def _error(row: _Row) -> Witness:
 def _ras(
     rows: Sequence[_Row], ranks: Sequence[Rank], communicators: Sequence[Communicator], said: _Said
 ) -> tuple[list[Communicator], list[Missing]]:
-    """Adds what RAS reports to ``said``; returns the communicators that only it knows, and ranks out of its reach."""
+    """Adds RAS's reports to ``said``; returns the communicators that only RAS knows, and ranks that it cannot reach."""
     known = {c.comm: {m.comm_rank: m.rank for m in c.members} for c in communicators}
     pids, here = _unambiguous(ranks), {rank.rank for rank in ranks}
     found: dict[str, Communicator] = {}
@@ -115,7 +115,7 @@ def _ras(
 
 
 def _unambiguous(ranks: Sequence[Rank]) -> dict[int, int]:
-    """Returns the rank of each pid that only one rank has: RAS has other names for hosts than ours."""
+    """Returns the rank of each pid that only one rank has: RAS names hosts otherwise, so the pid alone must do."""
     found: dict[int, list[int]] = defaultdict(list)
     for rank in ranks:
         found[rank.pid].append(rank.rank)
@@ -220,7 +220,7 @@ def _elements(sizes: str | None) -> int | None:
 
 
 def _listed(text: str | None) -> list[Any]:
-    """Returns the JSON list in a column; empty where it is none. The job wrote it."""
+    """Returns the JSON list in a column; empty for any other text, which a job could write."""
     try:
         found = json.loads(text) if text else []
     except (ValueError, RecursionError):

@@ -31,7 +31,7 @@ Maps = Mapping[str, Map]
 
 
 def drop_process(found: Map, pid: int, start_ns: int) -> list[bytes]:
-    """Delete the entries of a process from a map whose keys have tgid and start_ns. Returns their keys."""
+    """Delete the entries of a process from a map whose keys have tgid and start_ns. Returns the deleted keys."""
     keys, _ = found.items()
     chosen = [key.tobytes() for key in keys[(keys["tgid"] == pid) & (keys["start_ns"] == start_ns)]]
     for key in chosen:
@@ -40,7 +40,7 @@ def drop_process(found: Map, pid: int, start_ns: int) -> list[bytes]:
 
 
 def processes_in(found: Map) -> set[tuple[int, int]]:
-    """Returns (pid, start_ns) of the processes that have entries in such a map."""
+    """Returns (pid, start_ns) of the processes that have entries in a map whose keys have tgid and start_ns."""
     keys, _ = found.items()
     return {(int(key["tgid"]), int(key["start_ns"])) for key in keys}
 
@@ -118,7 +118,7 @@ class MemoryRows:
         self._lost = 0
 
     def begin(self, mono_ns: int) -> None:
-        """Do not report what was counted before now: the daemon before this one may have."""
+        """Do not report allocations counted before now: the daemon before this one may have reported them."""
         keys, sums = self._maps[SUMS].items()
         self._reported = {key.tobytes(): row for key, row in zip(keys, sums, strict=True)}
         self._lost = self._lost_now()
@@ -138,7 +138,7 @@ class MemoryRows:
         return batch_of("cuda.memory", rows)
 
     def lost(self) -> int:
-        """Returns how many allocations since the last call found the map full."""
+        """Returns the number of allocations since the last call that found the map full."""
         before, self._lost = self._lost, self._lost_now()
         return max(0, self._lost - before)
 

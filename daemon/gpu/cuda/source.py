@@ -47,19 +47,21 @@ __all__ = ("OBJECTS", "OPTIONAL", "RING", "CudaSource")
 OBJECTS = ("cuda",)
 OPTIONAL = ("cuda_memory",)
 RING = "cuda_syncs"
-# A stream with operations that nobody queries may belong to a library with its own CUDA runtime linked in.
+# After this time operations on a stream that nobody queries are closed: the stream may belong to a library with its own
+# CUDA runtime linked in.
 GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
 _KEY = struct.Struct("<QQQ")
 # Runs of the program that closes the rest of a stream: 64 operations each, of 1024 open ones at most.
 _REST_RUNS = 32
-# Longer than the time between two rounds, also on a busy machine. Probes that were hit too often stay off for longer.
+# How long events are distrusted: longer than the time between two rounds, also on a busy machine. Probes that were hit
+# too often stay off for longer.
 _DISTRUST_NS = 5_000_000_000
 _log = logging.getLogger(__name__)
 
 
 class CudaSource(Source):
-    """``symbols`` finds symbols by name in the file at a descriptor; ``options`` returns the configuration of now.
+    """``symbols`` finds symbols by name in the file at a descriptor; ``options`` returns the present configuration.
 
     Safe for several threads. Maps are read by a thread of its own, which ``tick`` wakes once a second.
     """
@@ -147,7 +149,7 @@ class CudaSource(Source):
         return again
 
     def start(self) -> None:
-        """End probes of the daemon before us that are switched off now, and start the thread."""
+        """End probes of the earlier daemon that are switched off now, and start the thread."""
         self._write_settings()
         unwanted = _programs((MEMORY, LAUNCHES)) - _programs(self._chosen())
         for link in list(self._session.links.values()):
@@ -171,7 +173,7 @@ class CudaSource(Source):
 
     @property
     def slots(self) -> dict[int, str]:
-        """Slot -> the program and the function whose calls are counted there."""
+        """Slot -> the program and the function whose calls are counted in the slot."""
         return slots((COMPLETION, MEMORY, LAUNCHES))
 
     def interesting(self, path: bytes) -> bool:
@@ -181,7 +183,7 @@ class CudaSource(Source):
     def attach(self, fd: int, path: bytes) -> int:
         """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
 
-        Returns how many links are new: 0 where they were there, also those of the daemon before this one.
+        Returns the number of new links: 0 if this daemon, or the one before, has made them all.
         Raises UnsupportedTarget for a file that is not libcudart, AttachError, PrivilegeError.
         """
         if not self.interesting(path):
@@ -196,7 +198,7 @@ class CudaSource(Source):
         return sum(not link.adopted for link in links)
 
     def forget(self, identity: tuple[int, int]) -> None:
-        """The session has ended the probes on a file."""
+        """Forgets the file ``identity``: the session has ended its probes."""
         with self._attaching:
             for key in [key for key in self._links if key[0] == identity]:
                 del self._links[key]
@@ -204,10 +206,11 @@ class CudaSource(Source):
                 os.close(fd)
 
     def configure(self, config: CudaConfig) -> bool:
-        """Apply other options: place and end the probes that they ask for. Raises AttachError, PrivilegeError.
+        """Apply other options: place missing probes, and end probes that are not wanted. Raises AttachError,
+        PrivilegeError.
 
-        Returns True where a library that needs more probes is not open here (before Linux 6.6): it has to be given to
-        ``attach`` again.
+        Returns True where a library that needs more probes is not open here (before Linux 6.6): the library has to be
+        given to ``attach`` again.
         """
         with self._attaching:
             self._config = config
@@ -230,12 +233,12 @@ class CudaSource(Source):
         return {"cuda.syncs": sync_rows(records, pair, self._node, self._processes)}
 
     def tick(self) -> None:
-        """Wake the thread, where there is something to read."""
+        """Wake the thread if there is something to read."""
         if self._links or self._ended:
             self._wake.set()
 
     def process_exited(self, process: Identity) -> None:
-        """Write its last rows in the next round, and forget it."""
+        """Write the last rows of ``process`` in the next round, and forget the process."""
         self._ended.append(process.key)
 
     def started(self, alive: Callable[[int, int], bool]) -> None:
@@ -249,12 +252,12 @@ class CudaSource(Source):
         self._ended.extend(process for process in found if not alive(*process))
 
     def close_rest(self) -> int:
-        """Close operations that are done but were too many for one hit of a probe. Returns how many."""
+        """Close operations that are done but were too many for one hit of a probe. Returns how many were closed."""
         keys, _ = self._session.maps[_RESTS].items()
         return sum(self._close("cuda_close_rest", key) for key in keys)
 
     def give_up(self, mono_ns: int, after_ns: int = GIVE_UP_NS) -> int:
-        """Close operations on streams that nobody has queried in ``after_ns``. Returns how many."""
+        """Close operations on streams that nobody has queried in ``after_ns``. Returns how many were closed."""
         keys, states = self._session.maps[_STREAMS].items()
         waiting = keys[(states["asked"] == 0) & (states["oldest"] < states["next"])]
         before, self._unasked = self._unasked, {}
@@ -276,7 +279,7 @@ class CudaSource(Source):
         return closed
 
     def round(self, pair: ClockPair, *, memory: bool = True) -> None:
-        """Write the rows of what has changed. For the thread of this source, and for tests, where that does not run."""
+        """Write rows of the counters that have changed. For the thread of this source, and for tests without it."""
         self._distrust_events(pair.mono_ns)
         self.close_rest()
         self.give_up(pair.mono_ns)
@@ -322,9 +325,9 @@ class CudaSource(Source):
         self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))
 
     def _distrust_events(self, now: int) -> None:
-        """Void what the programs know of events while one of their probes is off, and for a while after.
+        """Void what the programs know of CUDA events while a probe of ``EVENT_SLOTS`` is off, and for a while after.
 
-        The programs themselves notice a probe that is off; this covers the time after that, until the next round.
+        The programs themselves notice a probe that is off; this covers the time from then to the next round.
         """
         budgets = self._session.maps["budgets"]
         if any(int(budgets.lookup(slot)["off_ns"]) for slot in EVENT_SLOTS):
@@ -340,7 +343,7 @@ class CudaSource(Source):
         return groups
 
     def _wanted(self) -> list[Group]:
-        """Returns the chosen groups whose programs the kernel takes: loads them."""
+        """Loads the programs of the chosen groups. Returns the groups whose programs the kernel takes."""
         chosen = self._chosen()
         if MEMORY in chosen:
             self._session.load_late(*OPTIONAL)

@@ -34,7 +34,7 @@ MEMORY_KINDS = {1: "device", 2: "async", 3: "managed", 4: "host"}
 
 
 class _Function(NamedTuple):
-    """``entry`` and ``returned``: programs at entry and return, or "". ``kind`` goes to them in the cookie."""
+    """``entry`` and ``returned``: programs at entry and return, or "". The cookie carries ``kind`` to the programs."""
 
     name: str
     kind: int
@@ -43,7 +43,7 @@ class _Function(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Functions whose probes come and go together. Without one of ``needed`` a library is not libcudart."""
+    """Functions whose probes come and go together. A library without any one of ``needed`` is not libcudart."""
 
     name: str
     slots: range
@@ -56,7 +56,7 @@ class Group(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A link to make: ``program`` at file ``offsets``, with a cookie each. ``costs``: cheap or dear, each."""
+    """A link to make: ``program`` at file ``offsets``. Each offset has a cookie, and a cost: cheap or dear."""
 
     program: str
     on_return: bool
@@ -65,7 +65,8 @@ class Place(NamedTuple):
     costs: list[str]
 
 
-# In the order to attach: probes that see the end of operations before those that open them, returns before entries.
+# Functions in the order to attach: probes that see the end of operations before probes that open operations, returns
+# before entries.
 _COMPLETION = (
     _Function("cudaSetDevice", 8, "cuda_switch", "cuda_switched"),
     _Function("cudaStreamBeginCapture", 6, "cuda_switch", "cuda_switched"),
@@ -87,7 +88,7 @@ COMPLETION = Group(
     _COMPLETION,
     ("cudaStreamSynchronize", "cudaEventQuery", "cudaEventRecord"),
 )
-# The probes without which the programs cannot know which operations an event comes after.
+# The slots of the probes without which the programs cannot know the operations that an event comes after.
 EVENT_SLOTS = [
     slot
     for slot, function in zip(COMPLETION.slots, COMPLETION.functions, strict=True)
@@ -125,13 +126,13 @@ LAUNCHES = Group(
 
 
 def is_cudart(path: bytes) -> bool:
-    """Returns whether a mapped file can be the CUDA runtime, by its name, also as wheels rename it."""
+    """Returns whether a mapped file can be the CUDA runtime, by its name, also by the names that wheels give it."""
     name = path.rpartition(b"/")[2]
     return name.startswith((b"libcudart.so", b"libcudart-")) and b".so" in name
 
 
 def slots(groups: Iterable[Group]) -> dict[int, str]:
-    """Returns slot -> the program and the function whose calls are counted there."""
+    """Returns slot -> the program and the function whose calls are counted in the slot."""
     return {
         slot: f"{function.entry} {function.name}"
         for group in groups

@@ -1,6 +1,6 @@
 """Calls of NVML: each is visible to a watchdog while it runs, and fails in one of three ways.
 
-Codes are nvmlReturn_t of nvml.h. Calls that fill an array are decoded by struct: pynvml asks twice, first for the size,
+Codes are nvmlReturn_t of nvml.h. Arrays that calls fill are decoded by struct: pynvml asks twice, first for the size,
 and makes an object of each entry, at several times the cost of the call.
 """
 
@@ -29,12 +29,12 @@ __all__ = (
 
 LOOK_S = 1.0
 
-# The GPU: fell off the bus, wants a reset.
+# Codes of a lost GPU, with the reason.
 _LOST = {15: "the GPU has fallen off the bus", 16: "the GPU wants a reset"}
 _ABSENT = {9: "the driver is not loaded", 12: "libnvidia-ml.so.1 is not there"}
 _LIBRARY = {4: "no permission", 17: "the system refuses the device files", 1: "NVML is not initialized"}
 _MISMATCH = {18: "library and kernel module of the driver have different versions"}
-# Not on this device, driver or version of a structure: no use in asking again soon.
+# Codes of what this device, driver or version of a structure does not support: no use in asking again soon.
 _NEVER = frozenset((3, 13, 25, 26))
 
 
@@ -61,7 +61,7 @@ class Running(NamedTuple):
 
 
 class Calls:
-    """For one thread; ``running`` is for any, with ``lock``.
+    """Calls NVML, for one thread; ``running`` is for any thread, with ``lock``.
 
     ``timeout_s``: how long a call may take; starting the driver and its devices may take ``START_S``.
     """
@@ -76,7 +76,7 @@ class Calls:
         self._refused: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
-        """Ask again what devices did not support: they may have changed their mode."""
+        """Forget what devices did not support, so that it is asked again: a device may have changed its mode."""
         self._refused.clear()
 
     def need(
@@ -88,7 +88,7 @@ class Calls:
         more_s: float = 0.0,
         function: Callable[..., Any] | None = None,
     ) -> Any:
-        """Returns what ``function`` returns, by default the one of pynvml with this ``name``.
+        """Returns the result of ``function``, by default pynvml's function ``name``.
 
         ``device`` names the GPU. Raises NVMLError for a code that is no failure of driver or device.
         """
@@ -105,7 +105,7 @@ class Calls:
                 self.running = None
 
     def ask(self, name: str, *args: Any, device: str = "", function: Callable[..., Any] | None = None) -> Any:
-        """Returns None for what the device does not support or does not say now; else as ``need``."""
+        """Returns as ``need`` does; None for a value that the device does not support, or does not have now."""
         if (name, device) in self._refused:
             return None
         try:
@@ -121,7 +121,7 @@ class Calls:
         return None
 
     def reading(self, what: str) -> Reading:
-        """A context in which the watchdog sees another read, of a file."""
+        """Returns a context for a read of files, which the watchdog sees as a call of the name ``what``."""
         return Reading(self, what)
 
     def _raise_failure(self, code: int, name: str, *, starts: bool) -> None:
@@ -137,7 +137,7 @@ class Calls:
 
 
 class Reading:
-    """A read of files that the watchdog sees as a call."""
+    """A context: a read of files that the watchdog sees as a call."""
 
     def __init__(self, calls: Calls, what: str) -> None:
         self._calls, self._what = calls, what
@@ -151,7 +151,7 @@ class Reading:
 
 
 class Watchdog:
-    """Calls ``give_up(call, seconds)`` once, with the lock of the ``calls`` that hang; it must not return."""
+    """Calls ``give_up(call, seconds)`` once, with the lock of the ``calls`` that hang; ``give_up`` must not return."""
 
     def __init__(self, calls: Sequence[Calls], give_up: Callable[[Running, float], object]) -> None:
         self._calls = calls
@@ -189,7 +189,7 @@ FIRST, MOST = 64, 4_096
 
 
 def layout(kind: type[ctypes.Structure], *names: str) -> struct.Struct:
-    """Returns what unpacks the members ``names`` of one ``kind``, in their order; numbers are unsigned."""
+    """Returns the Struct that unpacks the members ``names`` of a ``kind``, in its order; numbers are unsigned."""
     text, at = "=", 0
     for name, member in ((field[0], field[1]) for field in kind._fields_ if field[0] in names):
         begin, size = getattr(kind, name).offset, ctypes.sizeof(member)
@@ -200,7 +200,7 @@ def layout(kind: type[ctypes.Structure], *names: str) -> struct.Struct:
 
 
 class _Array:
-    """Room for entries of ``kind``, which grows up to MOST as the driver wants, and stays."""
+    """Room for entries of ``kind``, which grows up to MOST as the driver wants, and does not shrink."""
 
     def __init__(self, kind: type[ctypes.Structure], *names: str) -> None:
         self._kind, self._layout = kind, layout(kind, *names)
@@ -208,7 +208,7 @@ class _Array:
         self._count = ctypes.c_uint()
 
     def filled(self, call: Callable[[Any, Any], int]) -> Iterator[tuple[Any, ...]]:
-        """Returns the entries that ``call(entries, pointer to the count)`` gives. Raises NVMLError for its code."""
+        """Returns the entries that ``call(entries, pointer to the count)`` fills in. Raises NVMLError for its code."""
         while True:
             self._count.value = len(self._entries)
             code = call(self._entries, ctypes.byref(self._count))
@@ -229,7 +229,7 @@ _SAMPLED = _Array(
 
 
 def process_list(name: str) -> Callable[[Any], Iterator[tuple[int, int]]]:
-    """Returns a function of a device: (pid, used bytes) of its processes by the function ``name`` of NVML."""
+    """Returns a function that takes a device and yields (pid, used bytes) of its processes, by NVML's ``name``."""
 
     def read(handle: Any) -> Any:
         function = getattr(pynvml.nvmlLib, name)

@@ -1,4 +1,4 @@
-"""Finds the GPUs and MIG devices that NVML lists, with what does not change while the driver runs."""
+"""Finds the GPUs and MIG devices that NVML lists, with the facts that do not change while the driver runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ("Device", "bus_address", "facts_of", "find_devices", "memory_of")
 MAX_GPUS = 64
 MAX_MIGS = 16
 _SM, _MEMORY = 1, 2
-# NVML_GPU_FABRIC_STATE_COMPLETED of nvml.h: it has registered with the fabric.
+# NVML_GPU_FABRIC_STATE_COMPLETED of nvml.h: the GPU has registered with the fabric.
 _REGISTERED = 3
 _ARCHITECTURES = {
     2: "kepler",
@@ -35,7 +35,7 @@ Facts = dict[str, Any]
 
 @dataclass(slots=True)
 class Device:
-    """A GPU, or a MIG device of one (``mig`` is its number, ``parent`` the GPU). ``key`` names it in messages."""
+    """A GPU, or a MIG device of a GPU (``mig``: its number; ``parent``: the GPU). ``key``: its name in messages."""
 
     key: str
     handle: Any
@@ -107,7 +107,7 @@ def bus_address(pci: Any) -> str | None:
 
 
 def facts_of(calls: Calls, device: Device) -> Facts:
-    """Returns the columns of gpu.devices for a device, but those of node, time, state and driver. Raises DeviceLost."""
+    """Returns the columns of gpu.devices for a device, without node, time, state and driver. Raises DeviceLost."""
     owner, handle, key = device.parent or device, device.handle, device.key
     memory = memory_of(calls, device)
     facts: Facts = {
@@ -148,8 +148,8 @@ def _board(calls: Calls, gpu: Device) -> Facts:
 
 
 def _fabric(calls: Calls, gpu: Device) -> Facts:
-    """Returns the cluster and clique that NVLink switches connect the GPU with; empty without such ones."""
-    # Drivers before 545 have the first version alone.
+    """Returns the cluster and clique that NVLink switches connect the GPU with; empty without NVLink switches."""
+    # Drivers before 545 have only the first version.
     versions = (
         ("nvmlDeviceGetGpuFabricInfoV", pynvml.c_nvmlGpuFabricInfo_v2_t()),
         ("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t()),
@@ -165,11 +165,11 @@ def _fabric(calls: Calls, gpu: Device) -> Facts:
 
 
 def memory_of(calls: Calls, device: Device) -> dict[str, int]:
-    """Returns total, free, used and reserved bytes; without reserved ones on a driver that counts them as used."""
+    """Returns total, free, used and reserved bytes; no reserved bytes on a driver that counts them as used."""
     found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, pynvml.nvmlMemory_v2, device=device.key)
     made = {} if found is None else {"reserved_bytes": int(found.reserved)}
     if found is None:
-        # Drivers before 510 have the first version alone; it has a name of its own for what is refused.
+        # Drivers before 510 have only the first version, which is asked under another name: a refusal is kept by name.
         found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, device=f"{device.key} ")
     if found is None:
         return {}

@@ -19,7 +19,7 @@ __all__ = ("EventThread",)
 WAIT_MS = 2_000
 MAX_WAITING = 4_096
 _NO_INSTANCE = 0xFFFFFFFF
-# After an error of the wait itself, s.
+# The pause after an error of the wait itself, s.
 RETRY_S = 1.0
 
 
@@ -37,7 +37,7 @@ class EventThread:
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
-        """Registers for all that each GPU supports, and starts the thread if there is anything to wait for.
+        """Registers for all events that each GPU supports, and starts the thread if a GPU supports any.
 
         Raises DriverFailed.
         """
@@ -52,13 +52,13 @@ class EventThread:
                     self._calls.need("nvmlDeviceRegisterEvents", gpu.handle, types, self._set, device=gpu.key)
                     self.registered += 1
             except (pynvml.NVMLError, DeviceLost):
-                # The others go on.
+                # The other GPUs are registered all the same.
                 continue
         if self.registered:
             self._thread.start()
 
     def take(self) -> tuple[list[dict[str, Any]], int]:
-        """Returns the events since the last call, and how many more were dropped."""
+        """Returns the events since the last call, and the number of dropped ones."""
         events = [self._waiting.popleft() for _ in range(len(self._waiting))]
         dropped, self._dropped = self._dropped, 0
         return events, dropped
@@ -73,7 +73,7 @@ class EventThread:
             except DeviceLost:
                 time.sleep(RETRY_S)
             except DriverFailed:
-                # The next reading says so.
+                # The next reading reports the failure.
                 return
             else:
                 self._add(data)

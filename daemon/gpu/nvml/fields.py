@@ -16,10 +16,10 @@ from probing.daemon.gpu.nvml.devices import Device
 
 __all__ = ("ALL_LINKS", "FAST", "SLOW", "read_fields")
 
-# As scope of a counter of NVLink: the sum over all links.
+# The scope of a counter of NVLink that is the sum over all links.
 ALL_LINKS = 0xFFFFFFFF
 _Field = int | tuple[int, int]
-# Read each time. The counters of PCIe and NVLink are bytes and KiB since the driver was loaded.
+# Fields that are read each time. The counters of PCIe and NVLink are bytes and KiB since the driver was loaded.
 FAST: Mapping[str, _Field] = {
     "mem_temperature_c": 82,
     "energy_mj": 83,
@@ -32,7 +32,7 @@ FAST: Mapping[str, _Field] = {
     "nvlink_tx_kib": (138, ALL_LINKS),
     "nvlink_rx_kib": (139, ALL_LINKS),
 }
-# Read now and then: counters of errors.
+# Fields that are read now and then: counters of errors.
 SLOW: Mapping[str, _Field] = {
     "ecc_corrected": 3,
     "ecc_uncorrected": 4,
@@ -62,7 +62,7 @@ def read_fields(
 ) -> dict[str, float | int]:
     """Returns the values that the device has, by name. Raises DeviceLost, DriverFailed.
 
-    ``refused`` collects what it does not support, which is not asked for again.
+    ``refused`` collects the fields that the device does not support, which are not asked for again.
     """
     names = [name for name in wanted if (device.key, name) not in refused]
     if not names:
@@ -89,7 +89,7 @@ def _field_values(handle: Any, ids: tuple[_Field, ...]) -> bytes:
 
 @lru_cache(maxsize=64)
 def _asked(ids: tuple[_Field, ...]) -> Any:
-    """Returns the array that asks for these fields, which takes their values too."""
+    """Returns the array that asks for the fields ``ids``, and takes their values."""
     made = (pynvml.c_nvmlFieldValue_t * len(ids))()
     for entry, field in zip(made, ids, strict=True):
         entry.fieldId, entry.scopeId = field if isinstance(field, tuple) else (field, 0)

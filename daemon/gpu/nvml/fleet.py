@@ -1,7 +1,4 @@
-"""Whether there is a driver to ask, by files alone, and the devices of the node: what they are, and which are lost.
-
-No process is started on a node without GPUs.
-"""
+"""The devices of the node: what they are, and which are lost or gone."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Row = dict[str, Any]
 
 
 class Fleet:
-    """``rows`` is for any thread, all else for one other thread. ``devices`` are columns of gpu.devices by key."""
+    """``devices``: columns of gpu.devices by key. ``rows`` is for any thread, all else for one other thread."""
 
     def __init__(self) -> None:
         self.devices: Mapping[str, Row] = {}
@@ -54,14 +51,14 @@ class Fleet:
         return changes | {number: None for number in before if number not in now}
 
     def gpu_row(self, key: str) -> Row:
-        """Returns device_id and uuid of a device for an event; empty for an unknown one."""
+        """Returns device_id and uuid of a device for an event; empty for an unknown device."""
         facts = self.devices.get(key) or self._gone.get(key)
         if facts is None:
             return {"device_id": int(key)} if key.isdecimal() and len(key) < 4 else {}
         return {"device_id": facts.get("device_id"), "uuid": facts.get("uuid")}
 
     def add_pcie(self, key: str, link: Mapping[str, Any]) -> None:
-        """Takes the row of a PCIe link into what is known of its GPU, and of the MIG devices on it."""
+        """Adds columns of the row of a PCIe link to its GPU, and to the MIG devices on that GPU."""
         found = {name: link.get(column) for name, column in _PCIE.items()}
         found |= {name: link.get(name) for name in ("numa_node", "cpu_list")}
         number = (self.devices.get(key) or {}).get("device_id")
@@ -86,7 +83,7 @@ class Fleet:
     def _take_devices(self, content: Mapping[str, Any]) -> None:
         fresh = {str(facts["device"]): dict(facts) for facts in content["devices"][:MAX_DEVICES]}
         for key, facts in fresh.items():
-            # A lost GPU is listed without what only the GPU itself can say.
+            # A lost GPU is listed without the facts that only the GPU itself can give.
             facts.pop("device")
             old = self.devices.get(key) or {}
             if old.get("uuid") == facts.get("uuid"):

@@ -27,7 +27,7 @@ __all__ = (
 MAX_NICS = 256
 MAX_TEXT = 4_096
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-# Transfers a second of one lane, and which part of them is data: 8b/10b, 128b/130b, FLITs.
+# Bytes a second of one lane by generation: its transfers without the share of 8b/10b, 128b/130b or FLITs.
 _LANE_BYTES_PER_S = {
     1: 0.25e9,
     2: 0.5e9,
@@ -51,7 +51,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """``kind``: hca for an RDMA device, else nic; ``address`` is that of PCI."""
+    """``kind``: hca for an RDMA device, else nic; ``address``: the PCI address."""
 
     name: str
     kind: str
@@ -59,7 +59,7 @@ class Nic:
 
 
 def place_of(root: Path, address: str) -> tuple[str, ...]:
-    """Returns the devices from the host bridge (pci0000:00) down to ``address``; empty for one that is not there."""
+    """Returns the devices from the host bridge (pci0000:00) down to ``address``; empty for an absent device."""
     try:
         parts = (root / "bus/pci/devices" / address).resolve(strict=True).parts
     except OSError:
@@ -84,7 +84,7 @@ def path_between(one: tuple[str, ...], other: tuple[str, ...], nodes: tuple[int 
 
 
 def numa_node(root: Path, address: str) -> int | None:
-    """Returns the NUMA node of a device; None where there is one node only."""
+    """Returns the NUMA node of a device; None on a machine with one NUMA node."""
     text = _text(root / "bus/pci/devices" / address / "numa_node")
     return int(text) if text and text.isdigit() else None
 
@@ -121,13 +121,13 @@ def generation_of(text: str | None) -> int | None:
 
 
 def bytes_per_s(width: int | None, generation: int | None) -> float | None:
-    """Returns what so many lanes carry in one direction, without the headers of packets."""
+    """Returns the bytes a second that ``width`` lanes carry in one direction, headers of packets included."""
     lane = _LANE_BYTES_PER_S.get(generation or 0)
     return lane * width if lane and width else None
 
 
 def nics(root: Path) -> list[Nic]:
-    """Returns the RDMA devices, and the network interfaces on PCI that are none of them, without virtual functions."""
+    """Returns the RDMA devices and the other network interfaces on PCI, without virtual functions."""
     hcas = {
         name: address
         for name in _names(root / "class/infiniband")

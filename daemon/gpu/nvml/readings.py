@@ -18,7 +18,7 @@ from probing.daemon.gpu.nvml.fields import FAST, SLOW, read_fields
 
 __all__ = ("Readings",)
 
-# Per cent, but for the last four: MiB a second.
+# Metrics of GPM, in per cent, but for the last four, in MiB a second.
 _METRICS = {
     "graphics_active_pct": 1,
     "sm_active_pct": 2,
@@ -59,7 +59,7 @@ class _Gpm:
         self._without: set[str] = set()
 
     def read(self, device: Device) -> dict[str, float]:
-        """Returns METRICS since the call before for this device; empty at the first one, and where there is no GPM.
+        """Returns METRICS since the call before for this device; empty at the first call, and for a GPU without GPM.
 
         Raises DeviceLost, DriverFailed.
         """
@@ -68,12 +68,12 @@ class _Gpm:
         try:
             return self._metrics(device)
         except pynvml.NVMLError:
-            # Not on this GPU, this driver, or for this user.
+            # This GPU or driver has no GPM, or not for this user.
             self._without.add(device.key)
             return {}
 
     def keep(self, devices: Iterable[Device]) -> None:
-        """Drops what belongs to devices that are not there any more, and asks again those that had no GPM."""
+        """Drops the samples of devices that are gone; devices that had no GPM are asked again."""
         known = {device.key for device in devices}
         for key in [key for key in self._pairs if key not in known]:
             for sample in self._pairs.pop(key).samples:
@@ -128,13 +128,13 @@ class Readings:
         self._slow: dict[str, Values] = {}
 
     def keep(self, devices: list[Device]) -> None:
-        """The list of devices was read again: what was not supported may be now."""
+        """Takes the list of devices, read again: what a device did not support it may support now."""
         self._gpm.keep(devices)
         self._refused.clear()
         self._slow.clear()
 
     def read(self, device: Device, *, slow: bool) -> Values:
-        """``slow``: read also what changes rarely; its last values are in each answer."""
+        """Returns the values of ``device``. ``slow``: read also the values that change rarely, else keep them."""
         values: Values = memory_of(self._calls, device)
         values |= self._gpm.read(device)
         if device.parent:

@@ -1,5 +1,5 @@
-"""Rows of gpu.utilization, gpu.devices, gpu.links and gpu.events: what the process answered, rates of its counters, and
-what two readings in a row show to have happened.
+"""Rows of gpu.utilization, gpu.devices, gpu.links and gpu.events: values that the NVML process answered, rates of its
+counters, and events that two readings in a row show.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CLOCK_REASONS = {
     0x80: "hw_power_brake",
     0x100: "display",
 }
-# Reasons that say that something is wrong; a power cap alone is the everyday state of a busy GPU.
+# Clock event reasons of a fault; a power cap alone is the everyday state of a busy GPU.
 _THROTTLES = 0x8 | 0x20 | 0x40 | 0x80
 _RECOVERY = {
     0: "none",
@@ -72,7 +72,7 @@ Values = Mapping[str, Any]
 
 def driver_event(event: Mapping[str, Any]) -> Row:
     """Returns the row of an event as the process reports it, without its device. Raises KeyError, TypeError, ValueError
-    for one that makes no sense."""
+    for an event that makes no sense."""
     kind, data, ts_ns = int(event["type"]), min(int(event["data"]), _MOST), int(event["ts_ns"])
     if kind < 0 or data < 0 or not 0 <= ts_ns <= _MOST:
         raise ValueError("an event out of bounds")
@@ -104,7 +104,7 @@ def reasons_text(mask: int | None) -> str | None:
 
 
 def changes_of(before: Values, now: Values) -> Iterator[Row]:
-    """Yields what happened to a GPU between two readings without an event of the driver."""
+    """Yields events of a GPU that two readings show, and of which the driver has no event."""
     was, mask = (int(values.get("clock_events") or 0) & _THROTTLES for values in (before, now))
     if mask and mask & ~was:
         yield {"event": "throttled", "value": mask, "detail": f"clocks are held down: {reasons_text(mask)}"}
@@ -122,7 +122,7 @@ def changes_of(before: Values, now: Values) -> Iterator[Row]:
 
 
 def link_changes(before: Values, now: Values) -> Iterator[Row]:
-    """Yields what happened to an NVLink between two readings; rows of ``gpu.nvml.topology``."""
+    """Yields events of an NVLink that two readings show; ``before`` and ``now``: rows of ``gpu.nvml.topology``."""
     link = now.get("link")
     if before.get("state") != now.get("state"):
         event = "link_up" if now.get("state") == "up" else "link_down"
@@ -147,7 +147,7 @@ class Limiter:
         self._suppressed: dict[Hashable, int] = {}
 
     def passes(self, key: Hashable, now: float) -> int | None:
-        """Returns how many were held back since the last one that passed; None: this one is held back as well."""
+        """Returns the number of events held back since the last that passed; None: this event is held back as well."""
         begin, count = self._windows.get(key, (now, 0))
         if now - begin >= self._seconds:
             begin, count = now, 0
@@ -159,7 +159,7 @@ class Limiter:
 
 
 KIB, MIB, KB = 1024, 1 << 20, 1000
-# A GPU lowers its PCIe speed while it is idle; one that is as busy as this must not.
+# Use from which a GPU must not lower its PCIe speed, as it does while it is idle.
 _BUSY_PCT = 50
 _FLAGS = ("remap_pending", "remap_failed", "retirement_pending")
 _SAME = (
@@ -196,7 +196,7 @@ _SAME = (
     "retired_pages_dbe",
     "pcie_replays",
 )
-# Time in ns that the driver adds up.
+# Counters of time in ns that the driver adds up.
 _TIMES = ("power_capped", "sw_thermal", "hw_thermal", "power_brake")
 
 
@@ -265,7 +265,7 @@ _LINK = (
 
 
 def link_row(link: Values, facts: Values, values: Values, counters: Counters, at_ns: int) -> Row:
-    """Returns a row of gpu.links, without node and ts; ``values`` are those of its GPU."""
+    """Returns a row of gpu.links, without node and ts; ``values``: the values of the link's GPU."""
     row: Row = {name: link.get(name) for name in _LINK} | {name: facts.get(name) for name in ("device_id", "uuid")}
     key = (link.get("device"), link.get("kind"), link.get("link"))
     if link.get("kind") == "nvlink":
@@ -308,7 +308,7 @@ class Counters:
         self._last: dict[Hashable, tuple[float, int]] = {}
 
     def more(self, key: Hashable, value: float | None, at_ns: int) -> float | None:
-        """Returns by how much a counter grew since the call before; None at the first one. Never negative."""
+        """Returns the growth of a counter since the call before; None at the first call. Never negative."""
         return self._step(key, value, at_ns)[0]
 
     def per_second(self, key: Hashable, value: float | None, at_ns: int) -> float | None:
@@ -317,7 +317,7 @@ class Counters:
         return None if grown is None or length_ns <= 0 else grown * 1e9 / length_ns
 
     def forget(self) -> None:
-        """The next values are first ones: the driver may have begun its counters anew."""
+        """Forgets all values: the driver may have begun its counters anew."""
         self._last.clear()
 
     def _step(self, key: Hashable, value: float | None, at_ns: int) -> tuple[float | None, int]:

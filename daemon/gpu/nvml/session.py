@@ -21,7 +21,7 @@ __all__ = ("Failure", "NvmlSession", "Reading")
 
 # The first poll loads the driver and may start each GPU, which takes seconds where no process keeps it awake.
 FIRST_S, POLL_S = 300.0, 30.0
-# Between two starts, after one failure, two, and so on, s.
+# The pause before the next start after one failure, two, and so on, s.
 RETRY_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 CONNECT_S = 1.0
 RECEIVE_S = 5.0
@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 class Reading(NamedTuple):
-    """What one poll answered: ``gpu.nvml.snapshot.Snapshots.poll``.
+    """The answer to one poll: ``gpu.nvml.snapshot.Snapshots.poll``.
 
-    ``asked`` are the parts that were asked for; ``fresh``: the first answer of its process.
+    ``asked``: the parts that were asked for; ``fresh``: this is the first answer of its process.
     """
 
     content: dict[str, Any]
@@ -44,7 +44,8 @@ class Reading(NamedTuple):
 class Failure:
     """Why the driver cannot be read. ``kind``: absent, mismatch, denied, lost, changed, hung or ended.
 
-    For hung: the ``call``, the ``device`` that it asked about, and how long it took, s. ``events`` came before.
+    For hung: the ``call``, the ``device`` that the call asked about, and how long the call took, s. ``events``: events
+    that came before the failure.
     """
 
     kind: str
@@ -56,7 +57,7 @@ class Failure:
 
 
 class NvmlSession:
-    """For one thread. ``absent`` returns why there is no use in a start, or an empty text."""
+    """Polls the process, for one thread. ``absent`` returns why a start would be of no use, or an empty text."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class NvmlSession:
         self._parts: frozenset[str] = frozenset()
 
     def poll(self, wait_s: float, *, slow: bool, links: bool, pairs: bool) -> Reading | Failure | None:
-        """Returns the answer of the process, or why there is none; None: nothing new within ``wait_s`` seconds."""
+        """Returns the answer of the process, or why it does not answer; None: nothing new within ``wait_s`` seconds."""
         try:
             if self._channel is None and (nothing := self._start()):
                 return nothing if isinstance(nothing, Failure) else None
@@ -102,7 +103,7 @@ class NvmlSession:
         return self._late()
 
     def again(self) -> None:
-        """Ends the process, and starts a fresh one at the next poll: it may find what this one has lost."""
+        """Ends the process; the next poll starts a fresh one, which may find GPUs that this one has lost."""
         self._end()
         self._due = 0.0
 
@@ -114,7 +115,7 @@ class NvmlSession:
         self._stuck = self._pidfd = None
 
     def _start(self) -> Failure | bool:
-        """Connects, if it is time. True: not yet."""
+        """Connects, if a start is due. Returns the failure; False: connected; True: a start is not due yet."""
         if self._now() < self._due or self._still_stuck():
             return True
         if reason := self._absent():
@@ -162,7 +163,7 @@ class NvmlSession:
         return answer
 
     def _ended(self) -> Failure:
-        """The process has closed the connection; perhaps it said why before it was asked."""
+        """Returns the failure of a process that closed the connection; it may have sent the reason before."""
         try:
             last = self._answer(0.0) if self._channel is not None else None
             found = self._read(last) if last is not None else None

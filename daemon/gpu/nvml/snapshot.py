@@ -1,4 +1,4 @@
-"""Puts together what one poll answers: devices, values, processes, links and events."""
+"""Puts together the answer to one poll: devices, values, processes, links and events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from probing.daemon.gpu.nvml.topology import Topology
 __all__ = ("BACKEND", "Snapshots")
 
 MAX_PROCESSES = 1_024
-# By the name of the function that libnvidia-ml exports.
+# The lists of processes: kind -> the function that libnvidia-ml exports.
 _LISTS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses_v3",
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses_v3",
@@ -27,7 +27,7 @@ _UNKNOWN = (1 << 64) - 1
 _SHARES = ("sm_pct", "mem_pct", "encoder_pct", "decoder_pct")
 Entry = dict[str, Any]
 
-# What NVML drives, in Probing's word. A process for another vendor would answer with its own.
+# The backend that NVML drives, in Probing's word. A process for another vendor would answer with its own word.
 BACKEND = "cuda"
 
 
@@ -45,7 +45,7 @@ class _ProcessReadings:
         ``slow``: read also the lists of graphics and MPS that were empty. Raises DeviceLost, DriverFailed.
         """
         if device.mig_mode:
-            # The MIG devices have the processes.
+            # NVML lists the processes by MIG device.
             return None
         found: dict[int, Entry] = {}
         known = False
@@ -91,7 +91,7 @@ def _percent(value: int) -> int | None:
 
 
 class Snapshots:
-    """For one thread. ``library`` is the path of libnvidia-ml.so.1, empty for the loader's."""
+    """Answers polls, for one thread. ``library``: the path of libnvidia-ml.so.1; empty: the loader finds it."""
 
     def __init__(self, calls: Calls, waits: Calls, library: str, sysfs: Path) -> None:
         self._calls, self._waits = calls, waits
@@ -102,10 +102,10 @@ class Snapshots:
         self._driver: dict[str, Any] = {}
 
     def poll(self, *, slow: bool, links: bool, pairs: bool) -> dict[str, Any]:
-        """Returns what is known now, as JSON can hold it. Raises DriverFailed.
+        """Returns the answer, as JSON can hold it. Raises DriverFailed.
 
-        ``slow``: read error counters as well. ``links``: the links that count. ``pairs``: all links. A GPU that is lost
-        is in ``lost``, by number, with a reason.
+        ``slow``: read error counters as well. ``links``: the links that have counters. ``pairs``: all links. The answer
+        has lost GPUs in ``lost``: number -> reason.
         """
         first = self._devices is None
         if self._devices is None:
@@ -135,7 +135,7 @@ class Snapshots:
         return answer
 
     def waiting_events(self) -> list[dict[str, Any]]:
-        """Returns the events that no answer has had; for any thread."""
+        """Returns the events that no answer has contained yet; for any thread."""
         return self._events.take()[0] if self._events else []
 
     def _start(self) -> list[Device]:

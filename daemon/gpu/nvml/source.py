@@ -37,12 +37,12 @@ __all__ = ("NO_GPU", "NvmlSource", "why_absent")
 NO_GPU = "no NVIDIA GPU is on this node"
 MAX_DEVICES = 4_096
 _VENDOR = "0x10de"
-# Display controllers: VGA and 3D.
+# The PCI class of display controllers: VGA and 3D.
 _CLASS = "0x03"
 
-# Between two readings of error counters, of the ways between devices, and two looks for a GPU that was lost, s.
+# Time between two readings of error counters, of the ways between devices, and two looks for a GPU that was lost, s.
 SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
-# A poll waits for its answer for this part of the interval.
+# The part of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8
 MAX_EVENTS = 1_024
 _log = logging.getLogger(__name__)
@@ -137,7 +137,8 @@ class NvmlSource(Source):
                 self._add({"event": "driver_lost", "detail": failure.text})
 
     def _take(self, found: Reading, now: float) -> None:
-        """Takes an answer; one that makes no sense costs its process, and what is known of the devices."""
+        """Takes an answer. After an answer that makes no sense the process is started anew, and the devices are
+        forgotten."""
         try:
             self._took(found, now)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
@@ -160,7 +161,7 @@ class NvmlSource(Source):
             self._before.clear()
         changes = self._fleet.take(content)
         if found.fresh:
-            # What cannot be shown must not wait for a query to say so.
+            # Values that fit no column raise here, and not first in a query.
             batch_of("gpu.devices", self._fleet.rows(self._node, pair.real_ns))
         self._note_lost(changes, now)
         self._problems = [str(problem)[:200] for problem in content.get("problems", ())]
@@ -176,7 +177,7 @@ class NvmlSource(Source):
                 self._due["lost"] = now + LOST_S
             self._add({**self._fleet.gpu_row(str(number)), **event})
         if self._fleet.lost and now >= self._due["lost"]:
-            # A process that has the GPU open keeps it from being reset, and does not see it come back.
+            # A process that has the GPU open keeps the GPU from being reset, and does not see it come back.
             self._due["lost"] = now + LOST_S
             self._session.again()
 
@@ -255,7 +256,8 @@ class _Off(Source):
 
 
 def why_absent(sysfs: Path, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> str:
-    """Returns an empty text where the driver is loaded, else NO_GPU or that the driver of the GPUs is missing."""
+    """Returns an empty text where the driver is loaded, by files alone; else NO_GPU, or that the driver of the GPUs is
+    missing: then no process is started."""
     if (dev / "nvidiactl").exists() or (proc / "driver/nvidia/version").exists():
         return ""
     devices = sysfs / "bus/pci/devices"

@@ -50,7 +50,7 @@ class Topology:
             try:
                 rows += [*self._nvlinks(gpu), self._pcie(gpu)]
             except DeviceLost:
-                # A reading of this GPU says so.
+                # The next reading of this GPU's values reports that it is lost.
                 continue
         return rows
 
@@ -74,7 +74,7 @@ class Topology:
         return [self._nvlink(gpu, link) for link in self._links[gpu.key]]
 
     def _state(self, gpu: Device, link: int) -> int | None:
-        # Unsupported for one link is not so for all: each has a name of its own for what was refused.
+        # One link may be supported and another not: refusals are kept by the name ``device``, which names the link.
         found = self._calls.ask("nvmlDeviceGetNvLinkState", gpu.handle, link, device=f"{gpu.key} {link}")
         return None if found is None else int(found)
 
@@ -138,7 +138,7 @@ class Topology:
         return row | {"crc_errors": sum(bad) if bad else None}
 
     def _near(self, gpu: Device) -> Row:
-        """Returns the NUMA node and CPUs near a GPU by the driver: sysfs does not show the GPU in this container."""
+        """Returns the NUMA node and CPUs near a GPU, by the driver: sysfs does not show the GPU in this container."""
         nodes = self._calls.ask("nvmlDeviceGetMemoryAffinity", gpu.handle, 1, _NODE_SCOPE, device=gpu.key)
         cpus = self._calls.ask("nvmlDeviceGetCpuAffinity", gpu.handle, _CPU_WORDS, device=gpu.key)
         near = _bits(nodes)
@@ -210,7 +210,7 @@ def _ranges(numbers: list[int]) -> str | None:
 
 
 def _links_between(gpu: Device, other: Device, nvlinks: list[Row]) -> int:
-    """Returns how many NVLinks lead from one GPU to the other, directly or, where both are on switches, over them."""
+    """Returns the number of NVLinks from ``gpu`` to ``other``: direct links, else links over NVLink switches."""
     up = [row for row in nvlinks if row["kind"] == "nvlink" and row["state"] == "up"]
     direct: int = sum(row["device"] == gpu.key and row["peer"] == other.bus_id for row in up)
     if direct:

@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 def visible_devices(environ: Mapping[str, str], places: Sequence[Place]) -> list[Place]:
-    """Returns what CUDA shows to the process, in CUDA's order; of a GPU in MIG mode its MIG devices."""
+    """Returns the devices that CUDA shows to the process, in CUDA's order; of a GPU in MIG mode its MIG devices."""
     shown = _in_container(environ.get("NVIDIA_VISIBLE_DEVICES"), places)
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
@@ -42,7 +42,7 @@ def visible_devices(environ: Mapping[str, str], places: Sequence[Place]) -> list
     found: list[Place] = []
     for word in _words(text):
         place = _named(word, shown) or _numbered(word, shown)
-        # CUDA ignores all that follows what it does not know.
+        # CUDA ignores all words from the first that it does not know.
         if place is None or place in found:
             break
         found.append(place)
@@ -50,9 +50,9 @@ def visible_devices(environ: Mapping[str, str], places: Sequence[Place]) -> list
 
 
 def own_device(environ: Mapping[str, str], places: Sequence[Place], local_rank: int | None) -> Place | None:
-    """Returns the device of a rank: the only visible one, or by custom the one with the number of the local rank.
+    """Returns the device of a rank: the only visible device, or by custom the device numbered by the local rank.
 
-    None without a word of devices in the environment: then nothing says that the process uses any.
+    None if no variable of the environment names devices: then nothing says that the process uses any.
     """
     if "CUDA_VISIBLE_DEVICES" not in environ and "NVIDIA_VISIBLE_DEVICES" not in environ:
         return None
@@ -63,7 +63,7 @@ def own_device(environ: Mapping[str, str], places: Sequence[Place], local_rank: 
 
 
 def _in_container(text: str | None, places: Sequence[Place]) -> list[Place]:
-    """Returns what the container runtime lets in; all, where it does not say or says it in another way."""
+    """Returns the devices that the container runtime lets in; all where ``text`` does not name devices."""
     words = _words(text or "all")
     if not words or words[0] in ("all", "none", "void"):
         return list(places)
@@ -75,7 +75,7 @@ def _in_container(text: str | None, places: Sequence[Place]) -> list[Place]:
             found += [p for p in places if (str(p.device_id), str(p.mig)) == (gpu, mig)]
         elif (place := _named(word, places) or _numbered(word, places)) is not None:
             found += [p for p in places if p == place or (place.mig is None and p.device_id == place.device_id)]
-    # In the container they are numbered in the order of the host.
+    # In the container devices are numbered in the order of the host.
     return [place for place in places if place in found] or list(places)
 
 
@@ -85,7 +85,7 @@ def _usable(places: Sequence[Place]) -> list[Place]:
 
 
 def _named(word: str, places: Sequence[Place]) -> Place | None:
-    """Returns the one device whose name begins with ``word``; of a GPU in MIG mode its first MIG device."""
+    """Returns the only device whose name begins with ``word``; of a GPU in MIG mode its first MIG device."""
     if not word.startswith(("GPU-", "MIG-")):
         return None
     found = {place.key: place for place in places for name in place.names if name.startswith(word)}
@@ -139,7 +139,7 @@ class Users:
         self._addresses: dict[ProcessKey, tuple[str, ...]] = {}
 
     def note(self, batch: pa.RecordBatch) -> None:
-        """Takes a batch of comm.communicators: NCCL says which GPU each rank has."""
+        """Takes a batch of comm.communicators, in which NCCL names the GPU of each rank."""
         if "bus_id" not in batch.schema.names:
             return
         for row in batch.select(["pid", "start_ns", "bus_id"]).to_pylist():
@@ -177,7 +177,7 @@ class Users:
                     yield {**row, **common}
 
     def _unlisted(self, who: Identity, devices: Mapping[str, Facts], places: list[Place]) -> Iterator[Row]:
-        """Yields the devices of a trainer that the driver does not list: its pids are those of another namespace."""
+        """Yields the devices of a trainer that the driver does not list: the driver's pids are of another namespace."""
         addresses = self._addresses.get(who.key, ())
         found = [key for key, facts in devices.items() if facts.get("bus_id") in addresses and facts.get("mig") is None]
         source = "communicator"

@@ -1,7 +1,7 @@
 """Reads the CPU counters of many processes and threads at once, in a reader: one request a second for all of them, with
 the throttling of their control groups.
 
-The answer is a table of absolute numbers, so that the asker forms differences; nothing here remembers a value.
+The answer is a table of absolute numbers; the collector forms the differences, and nothing here remembers a value.
 Processes of one group share a reading: it is made once in a round.
 """
 
@@ -62,9 +62,9 @@ class _Throttling:
         self._round += 1
 
     def of(self, cgroup: bytes) -> tuple[int, int, int]:
-        """Returns throttled periods, throttled ns and the quota in thousandths of a CPU, by /proc/PID/cgroup.
+        """Returns throttled periods, throttled ns and the quota, in thousandths of a CPU, by /proc/PID/cgroup.
 
-        Counters of a group and all above it; ABSENT where there is none.
+        The counters are of the group and all groups above it; ABSENT where the kernel has no value.
         """
         if (found := self._read.get(cgroup)) is None:
             if len(self._read) >= MAX_GROUPS:
@@ -122,10 +122,10 @@ FIELDS = (
 """The columns of the answer's payload, int64 each. ``comm``, ``wchan`` and ``cpus`` are indices of the answer's
 ``texts``; ``quota_millis``: thousandths of a CPU. ABSENT where the kernel has no value."""
 PROCESS, THREAD, GLANCE = 0, 1, 2
-"""Scopes: a requested process, a thread of one, and a process whose CPU time alone was requested."""
+"""Scopes: a requested process, a thread of such a process, and a process whose CPU time alone was requested."""
 MAX_TARGETS = 2_048
 MAX_THREADS = 16_384
-# In one answer: the rest of the processes is listed in the next one.
+# Threads that one answer lists; the next answer lists those of the other processes.
 MAX_LISTED = 32_768
 MAX_GLANCES = 1_024
 MAX_PIDS = 16_384
@@ -148,7 +148,7 @@ class _Answer:
 
 
 class UsageReader:
-    """``proc``: where procfs is mounted; ``most_files``: how many of its files stay open."""
+    """``proc``: where procfs is mounted; ``most_files``: how many files of procfs stay open."""
 
     def __init__(self, proc: str = "/proc", most_files: int = MOST_FILES) -> None:
         self._proc = proc
@@ -279,7 +279,7 @@ class UsageReader:
 
 
 def answer_usage(request: Header) -> Message:
-    """``UsageReader.answer`` of the one reader that this process is."""
+    """Returns ``UsageReader.answer`` of the only ``UsageReader`` of this process."""
     return _reader().answer(request)
 
 

@@ -1,6 +1,6 @@
 """Chooses what is read each second: watched processes, their threads, and the busiest other processes of the node.
 
-The others are found by glances: a slice of all processes each second. So the work of a second is bounded, whatever
+Glances find the busiest others: a slice of all processes each second. So the work of a second is bounded, whatever
 the node runs, and a noisy neighbour is known after half a minute. A process that uses next to no CPU, such as a rank
 that waits, is read the less often the longer that lasts, every 8 turns at least.
 """
@@ -25,21 +25,21 @@ MAX_GLANCES = 128
 LEAST_SHARE = 0.01
 """A CPU's part above which another process of the node, or a thread, counts as busy."""
 STILL_SHARE = 0.02
-"""A CPU's part below which a process is as good as still: a tick of 10 ms in a second is no more than half of it."""
+"""A CPU's part below which a process is as good as still: a tick of 10 ms in a second is at most half of this part."""
 ROLES = ("trainer", "data_loader", "launcher")
 _LIST_TURNS = 30
 _NEW_THREADS_TURNS = 5
 _PIDS_TURNS = 10
-# Readings with next to no CPU time after which a process is read half as often, twice, and three times.
+# Readings in a row with next to no CPU time after which a process is read every 2, 4 and 8 turns.
 _STILL = (4, 5, 6)
-# A look at all processes, fewer than 4,096, takes so long.
+# Turns in which all processes of the node, if fewer than 4,096, get one glance.
 _ROUND_TURNS = 32
 _Key = tuple[int, int]
 
 
 @dataclass(slots=True)
 class Watched:
-    """A process and its threads: ``busy`` are read closely, ``active`` ones each turn, and of all ``tids`` some.
+    """A process and its threads: ``busy`` are read closely, ``active`` each turn, of the other ``tids`` some each turn.
 
     ``still``: how many readings in a row showed next to no CPU time.
     """
@@ -68,7 +68,7 @@ class Watched:
 
 
 class Selection:
-    """What the next request asks for; ``learn`` takes what its answer showed."""
+    """Builds each request; ``listed``, ``counted`` and ``busiest`` take what the answer to the last one showed."""
 
     def __init__(self) -> None:
         self._watched: dict[_Key, Watched] = {}
@@ -109,7 +109,7 @@ class Selection:
                 watched.tids, watched.listed = list(tids), self._turn
 
     def counted(self, threads: Mapping[_Key, int]) -> None:
-        """Takes how many threads processes have: their list is read anew soon when that has changed."""
+        """Takes the number of threads of processes; when the number has changed, the threads are soon listed anew."""
         for key, count in threads.items():
             if key in self._watched:
                 self._watched[key].threads = count

@@ -115,12 +115,12 @@ class Tasks:
 
 
 TIMEOUT_S = 1.0
-# A node with more watched processes is read less often, so that the cost stays.
+# A node with more watched processes is read less often, so that the cost does not grow.
 _FOR_ONE_INTERVAL = 256
 
 
 class CpuSource(Source):
-    """``interval_s``: between two looks, for up to 256 watched processes."""
+    """``interval_s``: the time between two requests, for up to 256 watched processes."""
 
     name = "cpu"
     table = UTILIZATION.name

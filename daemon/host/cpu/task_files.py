@@ -1,7 +1,7 @@
 """Reads files of processes and threads in /proc again and again through descriptors that stay open.
 
-A descriptor of a file of /proc belongs to one task for ever: when that has ended, a read fails with ESRCH, also where
-another task got its number. A read through one takes 1 to 8 us, half of what it takes to open the file as well.
+A descriptor of a file of /proc belongs to one task for ever: when the task has ended, a read fails with ESRCH, even if
+another task got its number. A read through an open descriptor takes 1 to 8 us, half as long as an open and a read.
 
 Parses the counters of a process or thread that are read each second: bytes in, plain numbers out.
 
@@ -84,7 +84,7 @@ def parse_stat_line(data: bytes) -> StatLine | None:
 
 
 def parse_status_lines(data: bytes) -> _StatusLines:
-    """Returns what it finds in a status file; ABSENT and no CPUs where a line is not there."""
+    """Returns the values of a status file; ABSENT, or no CPUs, where a line is not there."""
     # These lines are the last ones of the file, and no name comes behind them.
     at = data.rfind(b"\nCpus_allowed_list:\t")
     cpus = data[at + 20 : data.find(b"\n", at + 20)][:1_024] if at >= 0 else b""
@@ -96,7 +96,7 @@ def parse_status_lines(data: bytes) -> _StatusLines:
 
 
 def parse_run_times(data: bytes) -> tuple[int, int]:
-    """Returns the time on the CPU and the time spent runnable without one, ns, of a schedstat file; else ABSENT."""
+    """Returns the time on a CPU and the time runnable without a CPU, ns, of a schedstat file; else ABSENT."""
     words = data[:64].split()
     if len(words) < 2 or not (words[0].isdigit() and words[1].isdigit()):
         return ABSENT, ABSENT
@@ -122,7 +122,7 @@ def _after(data: bytes, name: bytes) -> int:
 
 
 _BYTES = 16 << 10
-# Files that nobody asked for in so many rounds are closed: their process has probably ended.
+# Rounds after which a file that nobody asked for is closed: its process has probably ended.
 _IDLE_ROUNDS = 60
 _Key = tuple[int, int, str]
 
@@ -181,14 +181,14 @@ class TaskFiles:
         return data
 
     def read(self, pid: int, start_ns: int, name: str) -> bytes:
-        """Returns another file of that process, after ``stat``. Raises as that does."""
+        """Returns the file ``name`` of the process, after ``stat``. Raises like ``stat``."""
         key = (pid, start_ns, name)
         if (file := self._files.get(key)) is not None:
             return self._again(key, file)
         fd = self._open(pid, name)
         try:
             data = _pread(pid, fd)
-            # It lives, so the file that was opened by its number is its own.
+            # The process lives, so the file that was opened by its number is its own.
             self.stat(pid, start_ns)
         except BaseException:
             os.close(fd)
@@ -197,7 +197,7 @@ class TaskFiles:
         return data
 
     def thread(self, pid: int, start_ns: int, tid: int) -> tuple[int, bytes]:
-        """Returns the start of a thread (ns since boot) and its schedstat, after ``stat``. Raises as that does."""
+        """Returns the start of a thread (ns since boot) and its schedstat, after ``stat``. Raises like ``stat``."""
         key = (pid, start_ns, f"task/{tid:d}/schedstat")
         if (file := self._files.get(key)) is not None:
             return file.start_ns, self._again(key, file)

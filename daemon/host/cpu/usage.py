@@ -1,6 +1,6 @@
-"""What a reading says against the last one of each process and thread: rows of cpu.utilization, and who is busy.
+"""Compares a reading with the last one of each process and thread: rows of cpu.utilization, and which are busy.
 
-A key holds the start time, so two lives of a number never meet; a counter that goes back gives no difference.
+A key holds the start time, so two tasks with one number never meet; a counter that goes back gives no difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIRST = 256
 
 
 class Ledger:
-    """``most``: how many processes and threads are remembered; the rest gets no differences."""
+    """Remembers the last row of each process and thread, of ``most`` at most; the rest gets no differences."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -43,12 +43,12 @@ class Ledger:
         return len(self._slots)
 
     def exchange(self, rows: Rows) -> Rows:
-        """Remembers ``rows`` and returns what was remembered in their places; ``mono_ns`` 0: nothing."""
+        """Remembers ``rows``; returns the remembered row of each before; ``mono_ns`` 0: none."""
         before = np.zeros(len(rows), ROW)
         if not len(rows):
             return before
         self._forget(int(rows["mono_ns"].max()))
-        # A glance at a process and a reading of it are the same thing; the main thread is another one.
+        # A glance at a process and a reading of it have the same key; its main thread has another.
         names = (rows["scope"] == THREAD, *(rows[name] for name in ("pid", "start_ns", "tid", "task_start_ns")))
         keys = list(zip(*(column.tolist() for column in names), strict=True))
         slots = np.array([self._slots.get(key, -1) for key in keys], np.intp)
@@ -62,7 +62,7 @@ class Ledger:
 
     def _new(self, key: tuple[int, ...]) -> int:
         if key in self._slots or len(self._slots) >= self._most:
-            return -1  # a reader that names one task twice gets one place
+            return -1  # if a reader names a task twice, only the first gets a slot
         if not self._free:
             size = len(self._rows)
             self._rows = np.concatenate([self._rows, np.zeros(size, ROW)])
@@ -85,7 +85,7 @@ def rows_of(payload: bytes) -> Rows:
 
 
 def differences(now: Rows, before: Rows) -> Rows:
-    """Returns how much each counter grew, ABSENT where one of the two is not known or it went back."""
+    """Returns the growth of each counter; ABSENT where a value is not known, or the counter went back."""
     ours, old = (np.ascontiguousarray(rows).view(np.int64).reshape(len(rows), len(FIELDS)) for rows in (now, before))
     grown = ours - old
     unknown = (ours == ABSENT) | (old == ABSENT) | (grown < 0) | (before["mono_ns"] == 0)[:, None]
@@ -105,7 +105,7 @@ _STATES = {
     "I": "idle",
 }
 _BLOCKED = ord("D")
-# A thread that wakes up now and then is as good as idle.
+# A CPU's part below which a thread counts as idle: it wakes up now and then.
 _IDLE_SHARE = 0.001
 # PF_KTHREAD, include/linux/sched.h.
 _KERNEL_THREAD = 0x0020_0000
@@ -134,7 +134,7 @@ class Usage:
         return found
 
     def shares(self) -> dict[_Key, float]:
-        """Returns the part of a CPU that each process used, where that is known."""
+        """Returns the part of a CPU that each process used, where the part is known."""
         share = self._share(self._total)
         rows = np.flatnonzero((self._now["scope"] != THREAD) & (self._total >= 0))
         return {self._key(row): float(share[row]) for row in rows.tolist()}
@@ -188,7 +188,7 @@ class Usage:
         return batch(UTILIZATION.name, columns)
 
     def _shown(self, watched: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Watched processes, other ones that are busy, and threads of the former that did or wanted something."""
+        """Watched processes, other busy processes, and threads of watched processes that did or wanted something."""
         scope, known = self._now["scope"], self._wall > 0
         busy = self._share(self._total) >= LEAST_SHARE
         active = (self._total > 0) | (self._delay > 0) | (self._now["state"] == _BLOCKED)
@@ -199,7 +199,7 @@ class Usage:
         return np.where((spent > 0) & (self._wall > 0), spent / np.maximum(self._wall, 1), 0.0)
 
     def _delays(self, process: npt.NDArray[np.intp]) -> _Numbers:
-        """For each row the delays of the threads of its process together; ``process`` is the number of that."""
+        """For each row, the sum of the delays of the threads of its process; ``process``: the number of the process."""
         known = (self._now["scope"] == THREAD) & (self._delay >= 0)
         delays = np.zeros(len(process), np.int64)
         np.add.at(delays, process[known], self._delay[known])

@@ -44,8 +44,8 @@ _LEVELS = ("emerg", "alert", "crit", "err", "warn", "notice", "info", "debug")
 
 
 class Record(NamedTuple):
-    """``boot_us``: on the kernel's clock of the log, us since boot. ``facility`` is kern for the kernel alone: it gives
-    what programs write another one."""
+    """``boot_us``: on the kernel's clock of the log, us since boot. ``facility`` is kern for the kernel's own records
+    alone: the kernel gives records of programs another facility."""
 
     seq: int
     boot_us: int
@@ -55,7 +55,7 @@ class Record(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """``lost``: records that were overwritten before they were read. ``more``: others wait already."""
+    """``lost``: records that were overwritten before they were read. ``more``: further records wait already."""
 
     records: tuple[Record, ...]
     lost: int
@@ -63,7 +63,7 @@ class Chunk(NamedTuple):
 
 
 class KernelLog:
-    """The kernel log from its oldest record on. Raises OSError where it may not be read.
+    """The kernel log from its oldest record on. Raises OSError where the log may not be read.
 
     ``path`` may also be a pipe or a file with the same lines.
     """
@@ -107,7 +107,7 @@ class KernelLog:
 
 
 def parse_records(data: bytes) -> Iterator[Record]:
-    """Yields the records in ``data``; lines that are none, and the properties of records, are left out."""
+    """Yields the records in ``data``, without their properties and without lines that are no records."""
     for line in data.split(b"\n"):
         match = _HEAD.match(line)
         if match is None:
@@ -146,7 +146,7 @@ KINDS = {
     "kernel_bug": "The kernel itself failed.",
     "other": "Anything else.",
 }
-"""What each kind says."""
+"""The meaning of each kind, in words."""
 
 
 class Meaning(NamedTuple):
@@ -163,8 +163,8 @@ _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _PID = r"(?P<pid>\d{1,10})"
 _NIC = r"(?P<device>(?!NIC\b)[A-Za-z][\w.\-@]{0,31})"
 _TASK = rf"(?P<name>.{{1,64}}):{_PID}"
-# In the order in which they are tried: what is more special comes first. A name is a process's own choice, so it takes
-# as much as it can: what the kernel writes behind it is found last.
+# Patterns in the order in which they are tried: the more special come first. A name is a process's own choice, so it
+# takes as much as it can: the text that the kernel writes behind a name is matched last.
 _PATTERNS = (
     ("xid", rf"NVRM: Xid \(PCI:{_PCI}\): (?P<code>\d{{1,5}})(?:, pid='?(?:{_PID}|[^,]*), name=(?P<name>[^,]*))?"),
     ("sxid", rf"nvidia-nvswitch\d*: SXid \(PCI:{_PCI}\): (?P<code>\d{{1,6}})"),
@@ -234,7 +234,7 @@ _OTHER = Meaning("other")
 
 @functools.cache
 def _rules() -> list[tuple[str, re.Pattern[str]]]:
-    # With the first line that has a hint: to compile them takes 10 ms.
+    # The first line with a hint compiles the patterns, which takes 10 ms.
     return [(kind, re.compile(pattern)) for kind, pattern in _PATTERNS]
 
 

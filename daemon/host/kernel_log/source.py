@@ -1,5 +1,5 @@
-"""The source of process.kmsg: the kernel log, read each second without waiting; of each kind of line a number is stored
-at once, and then some a second.
+"""The source of process.kmsg: the kernel log, read each second without waiting; of each kind of line a burst is stored,
+and then some lines a second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Allowance:
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, kind: str, now_ns: int) -> int | None:
-        """Returns how many lines of this kind were left out since the last that was stored; None: leave this out."""
+        """Returns the number of lines of ``kind`` left out since the last stored line; None: leave this line out."""
         bucket = self._buckets.setdefault(kind, _Bucket(self._burst, now_ns))
         seconds = max(0, now_ns - bucket.at_ns) / 1e9
         bucket.left, bucket.at_ns = min(self._burst, bucket.left + seconds * self._rate), now_ns
@@ -52,16 +52,17 @@ class Allowance:
 
 MAX_READS = 4_096
 BURST, RATE = 100, 1.0
-# Lines of no kind: a report of memory that ran out has two hundred of them.
+# The allowance for lines of kind other: a report of memory that ran out has two hundred of them.
 OTHER_BURST, OTHER_RATE = 400, 5.0
 MAX_PROCESSES = 4_096
 _OTHER = Meaning("other")
-# The log's clock and that of processes differ, and a start is known to a tick.
+# By how much a time of the log may be off against the start of a process: their clocks differ, and a start is exact
+# to a tick.
 _SLACK_NS = 2_000_000_000
 
 
 class KernelLogSource(Source):
-    """``path``: the kernel log. Where it is not there or may not be read, the source is stopped, and tries again each
+    """``path``: the kernel log. Where the log is absent or may not be read, the source is stopped, and tries again each
     minute."""
 
     name = "kernel_log"
@@ -108,7 +109,7 @@ class KernelLogSource(Source):
             self._failed(e)
             return
         rows = list(self._rows(chunk, pair))
-        # What was there at the first look is older than the daemon.
+        # The records that were there at the first look are older than the daemon.
         self._caught_up = self._caught_up or not chunk.more
         self._last_ns = pair.real_ns
         if rows:
@@ -144,7 +145,7 @@ class KernelLogSource(Source):
         left_out = 0
         for record in chunk.records:
             if record.seq <= self._stored:
-                continue  # it was stored before the daemon, or the log, was opened anew
+                continue  # the record was stored before the daemon restarted, or before the log was opened anew
             self._stored = record.seq
             meaning = meaning_of(record.text) if record.facility == "kern" else _OTHER
             if not self._caught_up and meaning.kind == "other":

@@ -1,4 +1,4 @@
-"""Parses files of the kernel about the whole node: bytes in, plain numbers out; what a kernel lacks is left out.
+"""Parses files of the kernel about the whole node: bytes in, plain numbers out; lines that a kernel lacks are left out.
 
 Formats: Documentation/filesystems/proc.rst (meminfo), accounting/psi.rst, admin-guide/iostats.rst.
 
@@ -31,7 +31,7 @@ __all__ = (
 )
 
 Pressure = dict[str, list[float]]
-"""By ``some`` and ``full``: the averages over 10, 60 and 300 s in %, and the total in us."""
+"""The averages over 10, 60 and 300 s in %, and the total in us, by ``some`` and ``full``."""
 _DISK_FIELDS = (
     "reads",
     "reads_merged",
@@ -51,7 +51,7 @@ _DISK_FIELDS = (
     "flushes",
     "flush_ms",
 )
-"""Fields of a line of diskstats behind the name; the last six are there since Linux 4.18 and 5.5."""
+"""Fields of a line of diskstats behind the name; the last six came with Linux 4.18 (four) and 5.5 (two)."""
 _LEAST_DISK_FIELDS = 11
 MAX_LINES = 4_096
 _MOST = (1 << 63) - 1
@@ -69,7 +69,7 @@ def parse_kilobytes(data: bytes, names: Collection[str]) -> dict[str, int]:
 
 
 def parse_named(data: bytes, names: Collection[str]) -> dict[str, int]:
-    """Returns the numbers with these names of a file with a name and a number a line: vmstat, memory.stat."""
+    """Returns the numbers with these names in a file that has a name and a number in each line: vmstat, memory.stat."""
     found = ((name.decode(), min(int(number), _MOST)) for name, number in _NAMED.findall(data[: 64 << 10]))
     return {name: value for name, value in found if name in names}
 
@@ -80,7 +80,7 @@ def parse_io_counters(data: bytes) -> dict[str, int]:
 
 
 def parse_pressure(data: bytes) -> Pressure:
-    """Returns the lines of a file of pressure stall information; none where the kernel does not measure it."""
+    """Returns the lines of a file of pressure stall information; none where the kernel does not measure pressure."""
     return {
         kind.decode(): [float(ten), float(sixty), float(most), float(min(int(total), _MOST))]
         for kind, ten, sixty, most, total in _PRESSURE.findall(data[:4_096])
@@ -102,7 +102,7 @@ def parse_diskstats(data: bytes) -> dict[str, dict[str, int]]:
 
 MAX_GROUPS = 256
 _RESOURCES = ("cpu", "memory", "io", "irq")
-# Version 1 has no word for "no limit": it shows a number near 2 ** 63.
+# A limit from here on is none: version 1 has no word for "no limit", and shows a number near 2 ** 63.
 _UNLIMITED = 1 << 60
 _STAT_V2 = {
     "anon": "anon_bytes",
@@ -123,7 +123,7 @@ _STAT_V1 = {
 
 
 class Groups:
-    """The groups of one look: each is read once. ``mounts``: those of this process."""
+    """The groups of one look: each is read once. ``mounts``: the mounts of this process."""
 
     def __init__(self, mounts: list[Mount]) -> None:
         self._mounts = mounts
@@ -134,7 +134,7 @@ class Groups:
     def add(self, cgroup: bytes) -> tuple[str | None, str | None]:
         """Takes /proc/PID/cgroup; returns the keys of its group in ``memory`` and in ``pressure``.
 
-        In ``memory`` it is the group above it, or itself, whose limit is closest.
+        The key in ``memory`` is that of the group itself, or of the group above it, whose limit is closest.
         """
         if (found := self._of.get(cgroup)) is None:
             if len(self._of) >= MAX_GROUPS:
@@ -170,7 +170,7 @@ class Groups:
 
 
 def _level_path(group: Group, level: int) -> str:
-    """Returns the path of a group or, ``level`` above, of one that holds it, as /proc/PID/cgroup shows it."""
+    """Returns the path of the group that is ``level`` above ``group`` (0: its own), as /proc/PID/cgroup shows paths."""
     parts = group.path.rstrip("/").split("/")
     return clean_text("/".join(parts[: max(1, len(parts) - level)]) or "/", 256)
 

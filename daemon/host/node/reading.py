@@ -1,4 +1,4 @@
-"""Reads what the node has of memory, disks and pressure, and what watched processes use of them, in a reader."""
+"""Reads memory, disks and pressure of the node, and their use by watched processes, in a reader."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ MEMINFO = {
     "SwapTotal": "swap_total_bytes",
     "SwapFree": "swap_free",
 }
-"""Lines of meminfo, and the columns of host.memory that they are."""
+"""Lines of meminfo, and their columns of host.memory."""
 VMSTAT = {"pswpin": "swap_in_pages", "pswpout": "swap_out_pages", "oom_kill": "oom_kills", "pgmajfault": "major_faults"}
 MAX_TARGETS = 1_024
 MAX_DISKS = 256
 _BYTES = 256 << 10
 _RESOURCES = ("cpu", "memory", "io", "irq")
-# Devices without a disk, and those that only show a file.
+# Names of block devices without a disk, or that only show a file.
 _NO_DISK = re.compile(r"(?:loop|ram|fd|sr)\d+$")
-# delayacct_blkio_ticks of stat, counted from 0 behind the name; proc(5).
+# Index of delayacct_blkio_ticks in stat, counted from 0 behind the name; proc(5).
 _IO_DELAY = 39
 
 
@@ -89,7 +89,7 @@ class NodeReader:
         return {name: pressure for name, pressure in read.items() if pressure}
 
     def _disks(self) -> dict[str, dict[str, int]]:
-        # Of a disk and its partitions only the disk: it has the same traffic.
+        # Only disks, not their partitions: a disk's traffic includes theirs.
         try:
             whole = set(os.listdir(self._sys / "block"))  # noqa: PTH208
         except OSError:
@@ -101,7 +101,7 @@ class NodeReader:
         }
 
     def _life(self, name: str) -> int:
-        # A number that no other device had since the boot (Linux 5.15).
+        # diskseq: a number that no other device had since the boot (Linux 5.15).
         word = _read(self._sys / "block" / name / "diskseq", 64).strip()
         return int(word) if word.isdigit() and len(word) < 20 else 0
 

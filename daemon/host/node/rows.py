@@ -21,7 +21,7 @@ _FORGET_NS = 600_000_000_000
 
 
 class Growth:
-    """Remembers the last counters of each thing. A key names one life of a thing: a number or a path may come again."""
+    """Remembers the last counters of each key. A key names one life of a thing: a number or a path may come again."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -31,7 +31,7 @@ class Growth:
         return len(self._last)
 
     def since(self, key: Hashable, mono_ns: int, counters: Mapping[str, int]) -> dict[str, int]:
-        """Returns by how much each counter grew since the last call, and ``wall_ns`` since then; empty at the first.
+        """Returns the growth of each counter since the last call, and ``wall_ns``, the time since; empty at the first.
 
         A counter that went back, wrapped, or was not there before is left out.
         """
@@ -44,7 +44,7 @@ class Growth:
         return {**grown, "wall_ns": mono_ns - before_ns}
 
     def forget(self, now_ns: int) -> None:
-        """Forgets what was not seen for ten minutes."""
+        """Forgets keys that were not seen for ten minutes."""
         for key in [key for key, (at_ns, _) in self._last.items() if at_ns < now_ns - _FORGET_NS]:
             del self._last[key]
 
@@ -53,7 +53,7 @@ _SECTOR = 512
 _MS = 1_000_000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _AVERAGES = ("avg10_pct", "avg60_pct", "avg300_pct")
-# /proc/PID/io and diskstats, and the columns of host.disk that their growth is.
+# Counters of /proc/PID/io and diskstats, and the columns of host.disk that have their growth.
 _PROCESS_COUNTERS = {
     "syscr": "reads",
     "syscw": "writes",
@@ -79,13 +79,13 @@ _Found = Mapping[str, Any]
 
 
 class NodeRows:
-    """Rows lack ``node`` and ``ts``. What was never seen before has no differences."""
+    """Makes rows without ``node`` and ``ts``. A thing that was never seen before has no differences."""
 
     def __init__(self) -> None:
         self._growth = Growth()
 
     def memory(self, found: _Found, watched: Sequence[Identity]) -> Iterator[_Row]:
-        """Yields a row of the node, and one of each group."""
+        """Yields a row of the node, and a row of each group."""
         mono_ns, seen, counters = found["mono_ns"], dict(found["memory"]), found["vm"]
         grown = self._growth.since("vm", mono_ns, counters)
         free = seen.pop("swap_free", None)
@@ -159,7 +159,7 @@ class NodeRows:
 
 
 def _members(found: _Found, watched: Sequence[Identity], name: str) -> dict[str, list[Identity]]:
-    """The processes in each group that was read."""
+    """The watched processes in each group that was read, by its key."""
     groups = found[f"{name}s"]
     members: dict[str, list[Identity]] = {}
     for who, seen in zip(watched, found["processes"], strict=False):

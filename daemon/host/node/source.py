@@ -22,9 +22,9 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 __all__ = ("NodeSource", "SpaceSource")
 
 TIMEOUT_S = 1.0
-# The first look at file systems comes soon, so that nobody waits for it after a start.
+# Time between two looks at file systems, and to the first look, so that nobody waits for it after a start, s.
 SPACE_INTERVAL_S, FIRST_SPACE_S = 30.0, 2.0
-# A file system that did not answer keeps a reader until it does, so it is asked rarely.
+# Looks in which a silent file system is not asked: it keeps a reader until it answers.
 SILENT_TURNS = 120
 MAX_WATCHED = 1_024
 _ROLES = ("trainer", "data_loader", "launcher")
@@ -85,7 +85,7 @@ class NodeSource(_HostSource):
 
 
 class SpaceSource(_HostSource):
-    """How full file systems are. Those that others serve are asked one by one, each with a deadline."""
+    """How full file systems are. File systems that other machines serve are asked one by one, each with a deadline."""
 
     name = "file_systems"
     table = FILE_SYSTEMS.name
@@ -138,7 +138,7 @@ class SpaceSource(_HostSource):
         try:
             space = self._ask("space", point=point)
         except TargetTimeout:
-            # Once can be for lack of a free reader.
+            # A single time-out can come from the lack of a free reader.
             again = point in self._timeouts
             self._timeouts ^= {point}
             if again:

@@ -1,4 +1,4 @@
-"""Reads how full file systems are, in a reader: those of the node, and the shared memory of watched processes.
+"""Reads how full the node's file systems and the shared memory of watched processes are, in a reader.
 
 A file system that another machine serves is asked alone, since the question may never be answered.
 """
@@ -26,7 +26,8 @@ __all__ = ("answer_space", "chosen_mounts", "space_of")
 MAX_LOCAL = 64
 MAX_SERVED = 16
 MAX_TARGETS = 256
-# Images, which are always full; FUSE of a desktop or a container; mounts that wait for their first use.
+# Types of file systems that are left out: images, which are always full; FUSE of a desktop or a container; mounts that
+# wait for their first use.
 _NO_SPACE = (
     "squashfs",
     "iso9660",
@@ -57,7 +58,8 @@ def answer_space(request: Header) -> Message:
 
 
 def space_of(path: bytes | str) -> dict[str, int] | None:
-    """Returns size_bytes, used_bytes, available_bytes (without rights), inodes, inodes_used, read_only, or None."""
+    """Returns size_bytes, used_bytes, available_bytes (to users without rights), inodes, inodes_used and read_only;
+    None where the file system cannot be read."""
     try:
         found = os.statvfs(path)
     except (OSError, ValueError):
@@ -74,7 +76,7 @@ def space_of(path: bytes | str) -> dict[str, int] | None:
 
 
 def chosen_mounts(mounts: list[Mount]) -> tuple[list[Mount], list[Mount]]:
-    """Returns the local file systems that have space of their own, and those that others serve; each device once."""
+    """Returns the local mounts with space of their own, and the mounts that other machines serve; each device once."""
     local: dict[str, Mount] = {}
     served: dict[str, Mount] = {}
     # Of two mounts on one directory the later one hides the other.
@@ -110,7 +112,7 @@ def _shared(pid: int, start_ns: int) -> dict[str, Any] | None:
     try:
         with Target(pid, start_ns) as target:
             mount = mount_of(parse_mounts(target.read("mountinfo", MAX_MOUNTINFO)), path=_SHARED_MEMORY)
-            # A container may have put another thing there, which need not answer.
+            # A container may have put another file system there, which need not answer.
             if mount is None or mount.kind != "tmpfs":
                 return None
             space = space_of(f"/proc/self/fd/{target.dir_fd}/root/dev/shm")
@@ -133,7 +135,7 @@ def _mounts(pid: int) -> list[Mount]:
 
 
 def _root() -> bytes:
-    """The root of the first process, in whose mounts the node shows; the reader's own where that may not be read."""
+    """The root of the first process, whose mounts are the node's; the reader's own root where that may not be read."""
     try:
         os.listdir("/proc/1/root/proc/1")  # noqa: PTH208
     except OSError:

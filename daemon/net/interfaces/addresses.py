@@ -1,7 +1,7 @@
 """IP addresses of network interfaces, by netlink (rtnetlink(7), RTM_GETADDR).
 
-A parser asks, over a socket that the collector made: the kernel answers only when no driver holds the lock of all
-interfaces.
+A parser asks, over a socket that the collector made: the kernel answers only while no driver holds the lock that all
+interfaces share.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AGAIN_S = 300.0
 
 
 class Addresses:
-    """The addresses of our network namespace, asked again every five minutes. Not safe for two threads at once."""
+    """The addresses of our network namespace, read again every five minutes. Not safe for two threads at once."""
 
     def __init__(self, parsers: Parsers) -> None:
         self._parsers = parsers
@@ -39,11 +39,11 @@ class Addresses:
         self._found: dict[str, list[str]] = {}
 
     def of(self, ifindex: int | None) -> str | None:
-        """Returns the addresses of an interface, comma separated; None: it has none, or they are not known."""
+        """Returns the addresses of an interface, comma separated; None: no address is known."""
         return ", ".join(self._found.get(str(ifindex), ())) or None
 
     def refresh(self, *, now: bool = False) -> None:
-        """``now``: interfaces have come or gone. Raises ProbingError when the kernel does not answer."""
+        """Reads the addresses if that is due, or ``now``. Raises ProbingError when the kernel does not answer."""
         if not now and time.monotonic() - self._asked < AGAIN_S:
             return
         self._asked = time.monotonic()
@@ -69,7 +69,7 @@ def read_addresses(sock: socket.socket) -> dict[str, list[str]]:
                 continue
             index = _MESSAGE.unpack_from(piece, begin)[4]
             values = {k: piece[b:e] for k, b, e in attributes(piece, begin + _MESSAGE.size, end)}
-            # On a link between two, IFA_ADDRESS is that of the peer.
+            # On a point-to-point link, IFA_ADDRESS is the address of the peer.
             raw = values.get(_LOCAL) or values.get(_ADDRESS)
             if raw is not None and len(raw) in (4, 16):
                 found.setdefault(str(index), []).append(str(ipaddress.ip_address(raw)))

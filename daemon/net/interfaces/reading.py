@@ -34,8 +34,9 @@ def handlers() -> dict[str, Any]:
 
 
 def read_links(targets: list[Any], node: Sequence[int] = ()) -> list[list[Any] | None]:
-    """Returns [network namespace, /proc/net/dev] of the node, and of each process [pid, start_ns]; None for one that
-    cannot be read. ``node``: processes in the namespace of the node; the first that can be read counts."""
+    """Returns a [network namespace, text of /proc/net/dev] for the node, then one for each process ([pid, start_ns]) of
+    ``targets``; None where it cannot be read. ``node``: processes in the node's namespace; the first readable one
+    counts."""
     of_node = next(filter(None, (_links(pid, 0) for pid in (*node, os.getpid()))), None)
     return [of_node, *(_links(int(pid), int(start_ns)) for pid, start_ns in targets[:MAX_NAMESPACES])]
 

@@ -37,7 +37,7 @@ _COUNTED = (*INTERFACE_COUNTERS, "carrier_changes")
 MAX_LINES = 1_024
 _MOST = (1 << 63) - 1
 _LINE = re.compile(r"\s*(.{1,64}?):\s*((?:\d{1,20}\s+){15}\d{1,20})\s*")
-# Where each of INTERFACE_COUNTERS is in a line: received are bytes, packets, errs, drop, fifo, frame, compressed,
+# The place of each of INTERFACE_COUNTERS in a line: received are bytes, packets, errs, drop, fifo, frame, compressed,
 # multicast; sent are bytes, packets, errs, drop, fifo, colls, carrier, compressed.
 _PLACES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 14)
 _TEXTS = ("job", "kind", "operstate", "addresses")
@@ -50,7 +50,7 @@ _RATES = {
 
 
 class _Interface(NamedTuple):
-    """An interface in one reading. ``counters`` are in the order of COUNTED, UNKNOWN where one could not be read.
+    """An interface in one reading. ``counters``: in the order of COUNTED, UNKNOWN for a counter that was not read.
 
     Speed in Mb/s; None: not known.
     """
@@ -123,7 +123,7 @@ MAX_ROWS = 512
 
 
 class InterfaceSource(Source):
-    """Reads the counters of all interfaces each time, and what changes seldom every 10 s."""
+    """Reads the counters of all interfaces each time, and their details, which change seldom, every 10 s."""
 
     name = "interfaces"
     table = INTERFACES.name
@@ -178,7 +178,7 @@ class InterfaceSource(Source):
         return [totals.of(self.name, self.table, state="degraded" if "links" in self._reasons else "", reason=reason)]
 
     def _ask(self, what: str, read: Callable[[], None]) -> None:
-        """Leaves alone for a while what does not answer: a reader that hangs in the kernel stays there."""
+        """Calls ``read``, unless ``what`` timed out lately: a reader that hangs in the kernel stays there."""
         if self._pauses.held(what):
             return
         try:
@@ -217,8 +217,8 @@ class InterfaceSource(Source):
             self._sink.put(self.table, made)
 
     def _interfaces(self, keys: Sequence[ProcessKey | None], found: list[Any]) -> Iterator[_Interface]:
-        """``keys``: a process in each namespace; None for that of the node. A namespace that was read before is left
-        out: jobs may share that of the node."""
+        """Yields the interfaces in ``found``. ``keys``: a process in each namespace; None for the node's namespace. A
+        namespace that was read before is left out: jobs may share the node's namespace."""
         seen: set[int] = set()
         for key, (netns, text) in ((key, one) for key, one in zip(keys, found, strict=False) if one):
             if netns in seen:
@@ -243,7 +243,7 @@ class InterfaceSource(Source):
 
 
 def _moved(differences: Differences) -> npt.NDArray[np.bool_]:
-    """Returns which rows have a counter that rose, multicast aside."""
+    """Returns the mask of the rows in which a counter other than multicast rose."""
     quiet = [_COUNTED.index("multicast")]
     rise = np.delete(np.where(differences.missing, 0, differences.rise), quiet, axis=1)
     return np.asarray((rise > 0).any(axis=1))

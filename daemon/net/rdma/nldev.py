@@ -54,7 +54,7 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
 
 def read_qps(sock: socket.socket) -> dict[str, Any]:
     """Returns ``qps``: hca, port, qpn, peer_qpn, peer_address, type, state, sq_psn, rq_psn and pid of each queue pair
-    of a process; values that the kernel leaves out are None. ``problems``: why those of a device are missing.
+    of a process; values that the kernel leaves out are None. ``problems``: why queue pairs of a device are missing.
 
     Raises TargetError where the kernel lists no devices.
     """
@@ -95,7 +95,7 @@ def _qps(sock: socket.socket, device: int) -> Iterator[dict[str, Any]]:
 
 
 def _peers(sock: socket.socket, device: int) -> dict[int, str]:
-    """The addresses of the peers of queue pairs that the connection manager made, by number."""
+    """The addresses of the peers of queue pairs that the connection manager made, by the number of the queue pair."""
     found = {}
     for values in _entries(sock, _CM_ID_GET, device, _CM_IDS):
         address = _address(values.get(_DST, b""))

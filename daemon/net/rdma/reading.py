@@ -1,7 +1,7 @@
 """The reader's part: RDMA ports in sysfs. A read asks the firmware of the card, which may never answer.
 
-The files of counters stay open from one request to the next: reading one again takes a fifth of the time. sysfs shows
-the value as of each read at offset 0.
+The files of counters stay open between two requests: to read an open file takes a fifth of the time. sysfs shows the
+value as of each read at offset 0.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ COUNTED = tuple(_FILES)
 
 
 class PortReader:
-    """Reads the ports below ``root``, a folder as /sys/class/infiniband. Keeps at most MAX_OPEN files open."""
+    """Reads the ports below ``root``, a folder like /sys/class/infiniband. Keeps at most MAX_OPEN files open."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -70,7 +70,7 @@ class PortReader:
 
     def read(self, devices: list[str], details: bool) -> list[dict[str, Any]]:
         """Returns for each port of ``devices``: hca, port, ``counters`` in the order of COUNTED, and with ``details``
-        what else rdma.ports says of it. A value that cannot be read is None."""
+        the other values of rdma.ports. A value that cannot be read is None."""
         found = []
         for device in devices[:MAX_DEVICES]:
             if not _NAME.fullmatch(device) or set(device) <= {"."}:
@@ -90,7 +90,7 @@ class PortReader:
     def _counters(self, device: str, port: str, fresh: bool) -> list[int | None]:
         files = self._open.get((device, port))
         if files is None or (fresh and self._folder(device, port) != self._folders.get((device, port))):
-            # The device may be another one of the same name.
+            # The device may be another device of the same name.
             self._forget(device, port)
             if self._count + len(_FILES) > MAX_OPEN:
                 return self._read_once(device, port)
@@ -99,7 +99,7 @@ class PortReader:
             self._count += len(_FILES)
         values = [None if file is None else _number(*file) for file in files]
         if not any(value is not None for value in values):
-            # The device went; the next reading finds the one in its place.
+            # The device is gone; the next reading finds the device in its place.
             self._forget(device, port)
         return values
 
@@ -114,7 +114,7 @@ class PortReader:
         return [_first(path, name, choices) for name, choices in _FILES.items()]
 
     def _folder(self, device: str, port: str) -> tuple[int, int] | None:
-        """Returns what distinguishes the folder of counters from that of another device of the same name."""
+        """Returns what tells the folder of counters from the folder of another device of the same name."""
         try:
             found = os.stat(f"{self._root}/{device}/ports/{port}/counters")  # noqa: PTH116
         except OSError:
@@ -130,7 +130,7 @@ class PortReader:
 
 
 def device_names(root: Path) -> list[str]:
-    """Returns the RDMA devices of this node, sorted; names that no driver gives are left out."""
+    """Returns the names of the RDMA devices of this node, sorted, without names that no driver gives."""
     return [name for name in _entries(root) if _NAME.fullmatch(name)][:MAX_DEVICES]
 
 
@@ -156,7 +156,7 @@ def _root(request: Header) -> Path:
 
 
 def _first(path: Path, name: str, choices: tuple[tuple[str, int], ...]) -> tuple[int, int] | None:
-    """(descriptor, unit) of the first file that there is."""
+    """(descriptor, unit) of the first of ``choices`` that exists."""
     others = tuple((f"hw_counters/{other}", 1) for other in _OTHER_NAMES.get(name, ()))
     for file, unit in (*choices, *others):
         try:

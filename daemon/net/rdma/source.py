@@ -83,15 +83,15 @@ def _port_batch(node: str, ts_ns: int, found: _Readings, differences: Difference
 
 
 TIMEOUT_S = 2.0
-# Asked alone, since another device did not answer with this one.
+# Time for the answer of a device that is asked alone, since a request for all devices had no answer, s.
 ALONE_S = 0.5
-# State, rate and the list of devices change seldom, and a read of each asks the firmware.
+# Time between two reads of state, rate and the list of devices, which change seldom and ask the firmware, s.
 DETAILS_S = 5.0
 
 
 class RdmaPorts(Source):
-    """One request to a reader for all devices. When it gets no answer, each device is asked alone, and those that do
-    not answer are left alone for a while: their rows are missing, and the state says so."""
+    """Sends one request to a reader for all devices. Without an answer each device is asked alone, and devices that do
+    not answer pause for a while: their rows are missing, and the state says so."""
 
     name = "rdma_ports"
     table = PORTS.name

@@ -1,5 +1,5 @@
-"""One reading of the connections of a network namespace, and what watched processes did on each path since the reading
-before.
+"""One reading of the connections of a network namespace, and the figures of watched processes on each path since the
+reading before.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _Integers = npt.NDArray[np.int64]
 
 
 class _Groups(NamedTuple):
-    """Connections in groups: ``order`` sorts them by group, ``starts`` are the first of each in that order."""
+    """Connections in groups: ``order`` sorts them by group, ``starts``: where each group starts in that order."""
 
     order: npt.NDArray[np.intp]
     starts: npt.NDArray[np.intp]
 
     @property
     def first(self) -> npt.NDArray[np.intp]:
-        """A connection of each group."""
+        """The first connection of each group."""
         return self.order[self.starts]
 
     def add(self, values: _Array) -> _Integers:
@@ -65,7 +65,7 @@ class _Groups(NamedTuple):
 
 
 def _group(keys: _Integers) -> _Groups:
-    """Groups connections of equal keys; there is at least one."""
+    """Groups connections of equal keys; ``keys`` has one at least."""
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]
     starts = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
@@ -73,9 +73,9 @@ def _group(keys: _Integers) -> _Groups:
 
 
 def rises(now: _Array, before: _Array) -> dict[str, _Integers]:
-    """Returns by how much each counter of RISES rose since ``before``, another reading of the same namespace.
+    """Returns the rise of each counter of RISES since ``before``, an earlier reading of the same namespace.
 
-    A connection that was not there before has risen from 0. A counter of 32 bits may have wrapped once.
+    The counters of a new connection rose from 0. A counter of 32 bits may have wrapped once.
     """
     by_cookie = np.argsort(before["cookie"], kind="stable")
     cookies = before["cookie"][by_cookie]
@@ -91,7 +91,7 @@ def rises(now: _Array, before: _Array) -> dict[str, _Integers]:
 
 
 def _summed(sockets: _Array, rise: dict[str, _Integers], groups: _Groups) -> dict[str, _Integers]:
-    """Returns the figures of each group, by column of net.tcp; those in time are in ns. -1: not known."""
+    """Returns the figures of each group, by column of net.tcp; times are in ns. -1: not known."""
     connecting = sockets["state"] == SYN_SENT
     timed = (sockets["rtt"] > 0) & ~connecting
     count = groups.add(timed)
@@ -128,8 +128,8 @@ class Reading(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Connections of watched processes: ``process`` (index), ``peer_process`` (index of the one at the other end, -1
-    where that is no watched one of the namespace), addresses (indices in ``addresses``), what rose."""
+    """Connections of watched processes. ``process``: index of the owner; ``peer_process``: index of the process at the
+    other end, -1 if it is no watched process of the namespace; ``local``, ``peer``: indices in ``addresses``."""
 
     sockets: _Array
     process: _Integers
@@ -144,7 +144,7 @@ class Found(NamedTuple):
 
 def found_of(now: Reading, before: Reading, owners: _Integers) -> Found | None:
     """Returns the connections in ``now`` that a watched process owns (``owners`` not -1) and what they did since
-    ``before``; None: there are none."""
+    ``before``; None: no watched process has a connection."""
     own = np.flatnonzero(owners >= 0)
     interval = now.mono_ns - before.mono_ns
     if not len(own) or interval <= 0:
@@ -170,9 +170,10 @@ def found_of(now: Reading, before: Reading, owners: _Integers) -> Found | None:
 
 
 def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
-    """Returns places (see ``rows``) and figures of each process, pair of addresses and rank at the other end.
+    """Returns two sets of columns with a row for each process, pair of addresses and peer rank: what identifies the row
+    (``at`` of ``rows.tcp_batch``), and its figures.
 
-    ``peer_rank``: of each connection, -1 where it is not known.
+    ``peer_rank``: the rank at the other end of each connection, -1 where it is not known.
     """
     count, ranks = len(found.addresses), int(peer_rank.max()) + 2
     pair = (found.process * count + found.local) * count + found.peer
@@ -190,9 +191,9 @@ def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
 
 
 def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None:
-    """Returns places and figures of each run and pair of addresses whose connections leave the namespace.
+    """Returns the same (``rows.path_batch``) for each run and pair of addresses whose connections leave the namespace.
 
-    ``run_of``: the index of the run of each process. None: there are no such connections.
+    ``run_of``: the index of the run of each process. None: no connection leaves the namespace.
     """
     away = np.flatnonzero(~found.peer_local)
     if not len(away):
@@ -216,7 +217,7 @@ def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None
 
 
 def _at_the_other_end(sockets: _Array, process: _Integers, peer_local: npt.NDArray[np.bool_]) -> _Integers:
-    """The process of the socket at the other end of each of ``sockets``; -1 where that is none of them."""
+    """The process of the socket at the other end of each of ``sockets``; -1 where the other end is none of them."""
     found = np.full(len(sockets), -1, np.int64)
     here = np.flatnonzero(peer_local)
     if len(here):

@@ -1,7 +1,7 @@
 """TCP sockets of network namespaces that sock_diag does not reach: by /proc/PID/net/tcp and tcp6 of a process in each.
 
 Documentation/networking/proc_net_tcp.rst; get_tcp4_sock of net/ipv4/tcp_ipv4.c: an address is written as words of 32
-bits in the order of the machine. There are no figures of connections; whose they are is known by their inodes.
+bits in the order of the machine. The files have no figures of connections; the inodes tell the owners of sockets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ORDER = "<" if sys.byteorder == "little" else ">"
 
 
 class ProcSockets:
-    """Not safe for two threads at once."""
+    """Reads sockets by a reader. Not safe for two threads at once."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers

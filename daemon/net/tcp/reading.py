@@ -23,9 +23,9 @@ MAX_SNMP = 64 << 10
 MAX_LISTED = 8_192
 MAX_LIST = MAX_LISTED * 180
 ProcSocket = tuple[int, int, str, int, str, int, int]
-"""Family, state (include/net/tcp_states.h), address and port of this end, those of the other end, inode. Addresses are
-as /proc/PID/net/tcp has them."""
-# Of /proc/PID/net/snmp.
+"""Family, state (include/net/tcp_states.h), address and port of this end, address and port of the other end, inode.
+Addresses are as /proc/PID/net/tcp has them."""
+# Counters of /proc/PID/net/snmp.
 TOTALS = ("CurrEstab", "OutSegs", "InSegs", "RetransSegs")
 _SOCKET = re.compile(rb"socket:\[(\d{1,20})\]")
 _LISTED = re.compile(
@@ -49,8 +49,8 @@ def _answer_sockets(request: Header) -> Message:
 
 
 def held_sockets(targets: list[Any], deadline: float) -> list[list[Any] | None]:
-    """Returns [network namespace, [inode of each socket]] of each process; None for one that ended, may not be read, or
-    was not reached by ``deadline`` (time.monotonic())."""
+    """Returns [network namespace, [inode of each socket]] of each process; None for a process that ended, may not be
+    read, or was not reached by ``deadline`` (time.monotonic())."""
     found: list[list[Any] | None] = []
     left = MAX_SOCKETS
     for pid, start_ns in targets[:MAX_TARGETS]:
@@ -61,7 +61,7 @@ def held_sockets(targets: list[Any], deadline: float) -> list[list[Any] | None]:
 
 
 def namespace_totals(targets: list[Any]) -> list[list[int | None] | None]:
-    """Returns TOTALS of the network namespace of each process; None for one that cannot be read."""
+    """Returns TOTALS of the network namespace of each process; None for a process that cannot be read."""
     found: list[list[int | None] | None] = []
     for pid, start_ns in targets[:MAX_TARGETS]:
         try:
@@ -74,7 +74,7 @@ def namespace_totals(targets: list[Any]) -> list[list[int | None] | None]:
 
 
 def namespace_sockets(targets: list[Any]) -> list[list[ProcSocket] | None]:
-    """Returns the sockets of the network namespace of each process; None for one that cannot be read."""
+    """Returns the sockets of the network namespace of each process; None for a process that cannot be read."""
     found: list[list[ProcSocket] | None] = []
     left = MAX_SOCKETS // 4
     for pid, start_ns in targets[:MAX_TARGETS]:

@@ -37,8 +37,8 @@ def tcp_batch(
 ) -> pa.RecordBatch:
     """Returns rows of net.tcp.
 
-    ``at``: of each row process (index in ``who``), local and peer (indices in ``addresses``), peer_local, peer_rank,
-    netns, interval.
+    ``at``, by row: process (index in ``who``), local and peer (indices in ``addresses``), peer_local, peer_rank, netns,
+    interval.
     """
     process = at["process"]
     columns = _common(node, ts_ns, at, addresses, figures)
@@ -65,8 +65,10 @@ def tcp_batch(
 def path_batch(
     node: str, ts_ns: int, runs: Sequence[tuple[str, str]], at: Columns, addresses: Sequence[str], figures: Columns
 ) -> pa.RecordBatch:
-    """Returns rows of net.paths. ``at``: of each row run (index in ``runs``: job, run), local, peer, interval,
-    processes."""
+    """Returns rows of net.paths.
+
+    ``at``, by row: run (index in ``runs``, of job and run), local, peer, interval, processes.
+    """
     columns = _common(node, ts_ns, at, addresses, figures)
     columns |= {
         "job": texts([job for job, _ in runs], at["run"]),
@@ -92,7 +94,7 @@ def _common(
 
 
 def _narrow(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """In the type of its column: numpy converts in a microsecond, Arrow in 25."""
+    """Returns ``values`` in the type of the column ``name``: numpy converts in a microsecond, Arrow in 25."""
     return values.astype(np.int32) if name in _OF_32_BITS else values
 
 

@@ -26,7 +26,7 @@ SYN_SENT = 2
 LISTEN = 10
 _BY_FAMILY = 20
 _INFO = 2
-# Established, SYN sent, those that close and still have something to send (4, 8, 9, 11), and those that listen.
+# States that are listed: established, SYN sent, closing with something left to send (4, 8, 9, 11), and listening.
 _STATES = sum(1 << state for state in (1, SYN_SENT, 4, 8, 9, LISTEN, 11))
 _REQUEST = struct.Struct("=BBBBI48x")
 # 32 MiB are 70,000 connections.
@@ -101,16 +101,15 @@ _TCP_INFO = np.dtype(
 )
 SOCKET = np.dtype([*_MESSAGE.descr, *_TCP_INFO.descr])
 _Sockets = npt.NDArray[Any]
-# Offsets of messages of one length, by this length.
+# Offsets of the messages of each length, by length.
 _Begins = dict[int, npt.NDArray[np.intp]]
 
 
 def read_sockets(sock: socket.socket) -> _Sockets:
     """Returns the connections of the namespace of ``sock`` (NETLINK_SOCK_DIAG), and the sockets that listen, as SOCKET.
 
-    These are at most some 140,000.
-
-    Times are as in tcp_info: us, and ms since the last data. Raises TargetError, TargetTimeout.
+    The list has some 140,000 at most. Times are as in tcp_info: us, and ms since the last data. Raises TargetError,
+    TargetTimeout.
     """
     found = []
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -125,7 +124,7 @@ def parse(pieces: Sequence[bytes]) -> _Sockets:
     Raises CorruptTarget for messages that are cut, TargetError where the kernel refused.
     """
     data = b"".join(pieces)
-    # Nearly always all messages of a list have one length but for the last, which only ends it.
+    # Nearly always all messages of a list have one length but for the last, which only ends the list.
     whole = _uniform(b"".join(pieces[:-1]))
     parts_of = [(0, whole), (len(data) - len(pieces[-1]), _begins(pieces[-1]))] if whole else _by_piece(pieces)
     by_length: dict[int, list[npt.NDArray[np.intp]]] = {}
@@ -146,7 +145,7 @@ def _by_piece(pieces: Sequence[bytes]) -> list[tuple[int, _Begins]]:
 
 
 def _begins(piece: bytes) -> _Begins:
-    """Where the connections in a piece begin, by their length."""
+    """The offsets at which the connections in a piece begin, by their length."""
     if uniform := _uniform(piece):
         return uniform
     found: dict[int, list[int]] = {}
@@ -157,7 +156,7 @@ def _begins(piece: bytes) -> _Begins:
 
 
 def _uniform(piece: bytes) -> _Begins:
-    """The same of messages of one length, without a walk; empty where they are not."""
+    """Returns ``_begins`` without a walk, if all messages have one length; else empty."""
     if len(piece) < HEADER.size:
         return {}
     length, kind = HEADER.unpack_from(piece)[:2]
@@ -192,7 +191,7 @@ def _slices(data: npt.NDArray[np.uint8], begins: npt.NDArray[np.intp], length: i
 
 
 def _info_at(data: bytes, begin: int, length: int) -> int | None:
-    """Where tcp_info is in a message, from its begin; None: it has none."""
+    """The offset of tcp_info in a message, from the begin of the message; None: the message has none."""
     for kind, at, end in attributes(data, begin + _MESSAGE.itemsize, begin + length):
         if kind == _INFO and end - at >= _TCP_INFO.itemsize:
             return at - begin
@@ -201,7 +200,7 @@ def _info_at(data: bytes, begin: int, length: int) -> int | None:
 
 @lru_cache(maxsize=4096)
 def address_text(family: int, raw: bytes) -> str:
-    """Returns the text of an address; one of IPv4 inside IPv6 as IPv4."""
+    """Returns the text of an address; an IPv4 address inside IPv6 as IPv4."""
     if family == socket.AF_INET:
         return str(ipaddress.IPv4Address(raw[:4]))
     address = ipaddress.IPv6Address(raw)

@@ -1,9 +1,9 @@
-"""Sockets of watched processes: one of sock_diag in each of their network namespaces, whose each TCP socket is, and the
-rows of net.sockets.
+"""Sockets of watched processes: a sock_diag socket in each of their network namespaces, the owner of each TCP socket,
+and the rows of net.sockets.
 
-A look at all descriptors of a process takes microseconds for each, so it is taken only when processes or sockets are
-new, and not often. The ends of sockets are kept for a while after they closed: what an error says of a peer is an
-address of a socket that is closed by then.
+A look at all descriptors of a process takes microseconds for each descriptor, so it is taken only when processes or
+sockets are new, and not often. The addresses of sockets are kept for a while after they closed: an error names a peer
+by the address of a socket that is closed by then.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from probing.daemon.source import Identity, ProcessKey
 __all__ = ("KEPT_NS", "MAX_ROWS", "DiagSockets", "Endpoints", "Owners")
 
 TIMEOUT_S = 1.0
-# Each keeps its namespace alive, so none stays open longer than a watched process is there.
+# Each open socket keeps its namespace alive, so none stays open longer than a watched process is there.
 MAX_NAMESPACES = 256
 
 
 class DiagSockets:
-    """Not safe for two threads at once."""
+    """Sockets of sock_diag by namespace. Not safe for two threads at once."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
@@ -52,16 +52,16 @@ class DiagSockets:
 
     @property
     def refused(self) -> Iterable[int]:
-        """The namespaces without one."""
+        """The namespaces in which no socket could be opened, by the inode of /proc/PID/ns/net."""
         return list(self._refused)
 
     def of(self, netns: int) -> socket.socket:
         return self._open[netns]
 
     def open(self, processes: Mapping[int, ProcessKey]) -> list[str]:
-        """Opens and closes sockets until there is one for each of these namespaces; ``processes`` has one in each.
+        """Opens and closes sockets until each namespace has one; ``processes`` names a process in each namespace.
 
-        Returns why there are none in some of them.
+        Returns why some namespaces have no socket.
         """
         for netns in [netns for netns in self._open if netns not in processes]:
             self.drop(netns)
@@ -106,18 +106,20 @@ class DiagSockets:
 
 _MAX_PROCESSES = 1_024
 OWNERS_TIMEOUT_S = 2.0
-# A look is taken after so long in any case, and for new sockets not before.
+# The longest time between two looks, and the shortest, even with new sockets (not with new processes), s.
 AT_LEAST_S = 60.0
 SOON_S = 5.0
-# Looks may take this part of a core.
+# The part of a core that looks may take.
 _SHARE = 1 / 400
-# Of the processes that share a socket the first of these has it: data loaders inherit those of their trainer.
+# Of the processes that share a socket, the process whose role comes first owns it: data loaders inherit the sockets of
+# their trainer.
 _ORDER = ("trainer", "launcher", "other", "data_loader")
 _Integers = npt.NDArray[np.int64]
 
 
 class Owners:
-    """Not safe for two threads at once. ``processes`` are those of the last look, by their index in ``of``."""
+    """The owners of sockets. ``processes``: those of the last look; ``of`` returns their indices. Not safe for two
+    threads at once."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
@@ -131,7 +133,7 @@ class Owners:
         self._error: ProbingError | None = None
 
     def refresh(self, watched: Sequence[Identity]) -> None:
-        """Looks again where it is time. Raises ProbingError when the reader does not answer, or did not lately."""
+        """Looks again if a look is due. Raises ProbingError when the reader does not answer, or did not lately."""
         now = time.monotonic()
         if self._error is not None and now < self._due:
             raise self._error
@@ -145,7 +147,7 @@ class Owners:
         self._look(keys, now)
 
     def of(self, inodes: _Integers) -> _Integers:
-        """Returns the index of each socket's process in ``processes``; -1 for one that is not of a watched process."""
+        """Returns the index in ``processes`` of each socket's owner; -1 where the owner is no watched process."""
         if not len(self._inodes):
             return np.full(len(inodes), -1, np.int64)
         place = np.minimum(np.searchsorted(self._inodes, inodes), len(self._inodes) - 1)
@@ -165,7 +167,7 @@ class Owners:
             raise
         # On a busy machine a look takes long and costs little.
         self._due = now + max(SOON_S, cpu_s / _SHARE)
-        # A process that was not reached in time is looked at again, and one that ended is soon none any more.
+        # A process that was not reached in time is looked at again; a process that ended is soon watched no more.
         self._looked, self._unknown = now, None in held
         self.processes = keys
         namespaces: dict[int, ProcessKey] = {}
@@ -180,7 +182,7 @@ class Owners:
         self._owners = np.array([owners[inode] for inode in self._inodes.tolist()], np.int64)
 
     def _ask(self, keys: list[ProcessKey]) -> tuple[list[Any], float]:
-        """Returns what ``held_sockets`` found, and the time on a CPU that it took, s."""
+        """Returns the answer of ``held_sockets``, and the CPU time that it took, s."""
         timeout_ms = int(OWNERS_TIMEOUT_S * 500)
         targets = [list(key) for key in keys]
         answer = self._readers.call("sockets", timeout=OWNERS_TIMEOUT_S, targets=targets, timeout_ms=timeout_ms)
@@ -193,14 +195,14 @@ def _rank(who: Identity) -> tuple[int, int, int]:
 
 
 KEPT_NS = 600_000_000_000
-"""How long a closed socket is kept, ns."""
+"""The time for which a closed socket is kept, ns."""
 MAX_ROWS = 4_096
 """The most closed sockets that are kept, and the most open ones that are shown."""
 _Array = npt.NDArray[Any]
 
 
 class _Held(NamedTuple):
-    """Sockets (SOCKET) of a namespace that were there at ``seen_ns`` (UTC), and of each its index in ``who``."""
+    """Sockets (SOCKET) of a namespace at ``seen_ns`` (UTC). ``process``: index of the owner of each in ``who``."""
 
     netns: int
     sockets: _Array
@@ -210,7 +212,7 @@ class _Held(NamedTuple):
 
 
 class Endpoints:
-    """Safe for any thread."""
+    """Keeps the sockets of watched processes, open ones and lately closed ones. Safe for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -218,7 +220,7 @@ class Endpoints:
         self._closed: deque[_Held] = deque()
 
     def read(self, netns: int, sockets: _Array, owners: _Integers, who: Sequence[Identity | None], now_ns: int) -> None:
-        """Takes all sockets of a namespace at ``now_ns`` (UTC). ``owners``: indices in ``who``, -1 for others."""
+        """Takes all sockets of a namespace at ``now_ns`` (UTC). ``owners``: of each, an index in ``who``, or -1."""
         own = np.flatnonzero(owners >= 0)
         now = _Held(netns, sockets[own], owners[own], who, now_ns)
         with self._lock:

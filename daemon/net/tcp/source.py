@@ -1,8 +1,8 @@
 """The source of net.tcp, net.paths and net.sockets: TCP connections of watched processes, by sock_diag.
 
-A row in which nothing happened is left out, except for one now and then. Of a namespace whose connections cannot be
-listed there are sums, without addresses: a list takes CAP_SYS_ADMIN to enter it; /proc/PID/net/snmp and netstat
-(Documentation/networking/snmp_counter.rst) of a process in it can be read without.
+A row in which nothing happened is written once a minute. A namespace whose connections cannot be listed has rows of
+sums, without addresses: to list them the collector enters the namespace, which takes CAP_SYS_ADMIN; /proc/PID/net/snmp
+and netstat (Documentation/networking/snmp_counter.rst) of a process in the namespace can be read without.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = (
     "TcpSource",
 )
 
-# A quiet row is written after so long, to show that the connections are there.
+# Time after which a quiet row is written again, to show that the connections are there.
 AGAIN_NS = 60_000_000_000
 MAX_KNOWN = 16_384
 
 
 class Quiet:
-    """Not safe for two threads at once."""
+    """Remembers when rows were written. Not safe for two threads at once."""
 
     def __init__(self) -> None:
         self._written: OrderedDict[Hashable, int] = OrderedDict()
 
     def wanted(self, keys: Sequence[Hashable], active: npt.NDArray[np.bool_], mono_ns: int) -> npt.NDArray[np.bool_]:
-        """Returns which rows are to be written: the active ones, and those not written for a minute."""
+        """Returns the mask of the rows to write: active rows, and rows that were not written for a minute."""
         found = active.copy()
         for row, key in enumerate(keys):
             if not found[row]:
@@ -78,7 +78,7 @@ class _NamespaceTotals:
     def rows(
         self, node: str, pair: ClockPair, namespaces: Mapping[int, ProcessKey], who: Mapping[ProcessKey, Identity]
     ) -> pa.RecordBatch | None:
-        """Returns a row for each namespace, under the process of it that ``namespaces`` names; None: there are none.
+        """Returns a row for each namespace, with the process that ``namespaces`` names; None: there is no row.
 
         Raises ProbingError when the reader does not answer.
         """
@@ -102,12 +102,13 @@ class _NamespaceTotals:
 
 
 MAX_ROWS = 4_096
-# Readings may take this part of a core: a node with very many connections is read less often.
+# The part of a core that readings may take: a node with very many connections is read less often.
 _SHARE = 1 / 200
 
 
 class TcpSource(Source):
-    """Reads all connections of each network namespace in which a watched process is; those of others give no rows."""
+    """Reads all connections of each network namespace with a watched process; only connections of watched processes
+    give rows."""
 
     name = "tcp"
     table = TCP.name
@@ -156,7 +157,7 @@ class TcpSource(Source):
 
     @property
     def namespaces(self) -> Mapping[int, ProcessKey]:
-        """A watched process of each network namespace, by its inode. From any thread."""
+        """A watched process of each network namespace, by the inode of the namespace. Safe for any thread."""
         return self._owners.namespaces
 
     @property
@@ -208,7 +209,7 @@ class TcpSource(Source):
         return Reading(sockets[sockets["state"] != LISTEN], time.monotonic_ns())
 
     def _read_listed(self, who: dict[ProcessKey, Identity]) -> list[int]:
-        """Reads the sockets of the namespaces that sock_diag does not reach. Returns those that were read."""
+        """Reads the sockets of the namespaces that sock_diag does not reach. Returns the namespaces that were read."""
         namespaces = self._owners.namespaces
         try:
             found = self._proc.read({ns: namespaces[ns] for ns in self._sockets.refused if ns in namespaces})
@@ -297,7 +298,7 @@ _NOBODY = Identity(0, 0, "", "", "other")
 
 
 def _peer_ranks(found: Found, who: Sequence[Identity]) -> npt.NDArray[np.int64]:
-    """The rank at the other end of each connection; -1 where it is of another run, or not known."""
+    """The rank at the other end of each connection; -1 where the rank is of another run, or not known."""
     runs = {(one.job, one.run): index for index, one in enumerate(who)}
     run = np.array([runs[one.job, one.run] for one in who], np.int64)
     rank = np.array([-1 if one.rank is None else one.rank for one in who], np.int64)
