@@ -37,8 +37,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
-    """An O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError, for a link ELOOP without
-    ``links``."""
+    """Returns an O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError; ELOOP if ``links`` is
+    false and ``path`` has a symbolic link."""
     resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | (0 if links else _RESOLVE_NO_SYMLINKS)
     how = struct.pack("QQQ", O_PATH | os.O_CLOEXEC, 0, resolve)
     fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(path), ctypes.c_char_p(how), ctypes.c_size_t(len(how)))

@@ -71,12 +71,12 @@ _MAX_DEPTH = 33
 
 
 def owner_of(open_file: Callable[[str], int], uid: int, cgroup: Iterable[str]) -> int:
-    """Returns the uid, on this host, of the user whose a process is.
+    """Returns the uid, on this host, of the user who owns a process.
 
-    ``open_file`` returns a descriptor of a file of /proc/PID; ``uid``: the real uid of the process, as this host has
-    it. In a user namespace it is the user who made the outermost one: a rootless container has many uids, and all are
-    one user's. Where root made it, it is ``uid``, but in a pod, each of which has uids of its own on the host, the uid
-    inside. Raises OSError and ProbingError.
+    ``open_file`` returns a descriptor of a file of /proc/PID; ``uid``: the real uid of the process on this host. In a
+    user namespace the owner is the creator of the outermost one: a rootless container has many uids, and all are one
+    user's. If root created it, the owner is ``uid``; in a pod, whose uids on the host no other pod has, it is the uid
+    inside the pod. Raises OSError and ProbingError.
     """
     try:
         namespace = open_file("ns/user")
@@ -175,7 +175,7 @@ class JobNames:
         if (before := self._holders.pop(name, None)) is not None:
             self._names_of[before.owner] -= 1
         elif len(self._holders) >= MAX_NAMES:
-            # Many names of a user cost that user names, and nobody else.
+            # The user with the most names loses the oldest of them; other users lose none.
             most = self._names_of.most_common(1)[0][0]
             oldest = next(name for name, holder in self._holders.items() if holder.owner == most)
             del self._holders[oldest]

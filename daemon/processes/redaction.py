@@ -14,7 +14,7 @@ from probing.daemon.processes.procfs import clean_text
 __all__ = ("command_text", "names_secret", "redacted", "takes_secret")
 
 MAX_COMMAND = 1_024
-# Of one argument: the rest is never shown.
+# Characters of one argument that are read; the rest is never shown.
 MAX_ARGUMENT = 2 * MAX_COMMAND
 HIDDEN = "***"
 # Also as the end of a longer word: dbpassword, hftoken, myapikey.
@@ -26,7 +26,7 @@ _WORDS = (
     r"pwd|pw|psk|token|creds?|auth(?:orization)?|bearer|(?:set.)?cookies?|signature|sas"
     r"|(?:api|access|private|secret|encryption|account|license|ssh|signing|master)[-_. ]?keys?(?:[-_.]?id)?"
 )
-# WANDB_KEY and its like; these prefixes name keys that are no secrets.
+# A name that ends in KEY, such as WANDB_KEY, is secret unless one of these prefixes stands before KEY (sort_key).
 _KEY_OF = (
     r"(?<![a-z0-9])(?!(?:sort|primary|foreign|cache|partition|dict|data|dataset|group|image|text|label|input|output"
     r"|metric|monitor|best|state|index|map|shard|column|feature|target|join|row|batch|loss|score|object|bucket|lookup"

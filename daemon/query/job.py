@@ -41,8 +41,8 @@ _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
 class Job:
     """A request of the engine: checked ``statements``, ``segments`` (paths) by stored table, the log's ``parts`` (path,
     length), ``live`` rows by table, ``max_bytes`` of all answers together (0: no bound), the tables of ``users`` among
-    them, whether ``progress`` is wanted, and ``columns``: of the tables' columns only those of these names are used, of
-    None all. ``reads``: the tables of each statement, if one that reads no row need not be run."""
+    them, whether ``progress`` is wanted, and ``columns``: names of the columns that the statements use; None: all.
+    ``reads``: the tables that each statement reads; set when a statement without any row to read may be skipped."""
 
     statements: list[str]
     segments: dict[str, list[str]]

@@ -95,7 +95,7 @@ def _column_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
     names = known_columns({**VIEWS, **own})
     # Only a database knows the types of these columns.
     return rows + [
-        {**_column_doc(view, Column(name, TEXT, "As the SQL of the view in probing.views makes it.")), "type": None}
+        {**_column_doc(view, Column(name, TEXT, "Column of a user's view; probing.views has its SQL.")), "type": None}
         for view in own
         for name in names(view)
     ]

@@ -1,4 +1,4 @@
-"""Converts the collector's answers to messages of probing.v1. The collector bounds what it reads of its targets."""
+"""Converts the collector's answers to messages of probing.v1. Checks no sizes: the collector bounds what it reads."""
 
 from __future__ import annotations
 

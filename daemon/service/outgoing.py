@@ -112,9 +112,9 @@ class Outgoing:
     def metadata(self, address: str, node: str = "") -> Metadata:
         """Returns the metadata of a call on the channel to ``address`` and ``node``: what shows this node's token.
 
-        A node without a key, which is of a version before keys or has not answered yet, is shown the token itself where
-        the administrator named it or TLS proves its name, and where nodes have no authority of their own whose
-        certificates would do: by TLS for its host, or on loopback, both inside ``cluster.allow``.
+        A node without a key, which is of a version before keys or has not answered yet, gets the token itself if the
+        administrator named it, if TLS proves its name, or, inside ``cluster.allow``, if nodes have no authority of
+        their own, whose certificates would do. The token goes out by TLS or to loopback alone.
         """
         token = self._tokens.text if self._tokens else ""
         known = self._known(address)

@@ -194,7 +194,8 @@ class Decoder:
         except ProbingError as e:
             self.close()
             raise InternalError(
-                "the process that decodes files did not start", hint="its error is above; can its user read probingd?"
+                "the process that decodes files did not start",
+                hint="the lines above have its error; check that its user may read the program files of probingd",
             ) from e
         return self._child
 

@@ -46,7 +46,7 @@ class Need(NamedTuple):
         return self.times.holds(first, last)
 
     def either(self, other: Need) -> Need:
-        """A need that covers both."""
+        """Returns a need that covers the rows of this one and of ``other``."""
         jobs = None if self.jobs is None or other.jobs is None else self.jobs | other.jobs
         return Need(self.times.either(other.times), jobs)
 

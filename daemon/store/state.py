@@ -51,7 +51,7 @@ class _Leases:
         self._doomed.difference_update(paths)
 
     def keep_doomed(self, paths: Iterable[Path]) -> None:
-        """Marks ``paths`` again: removing them failed."""
+        """Marks ``paths`` to be removed once more, since removing them failed."""
         self._doomed.update(paths)
 
     def release(self, generation: int) -> list[Path]:

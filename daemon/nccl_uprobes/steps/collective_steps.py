@@ -66,10 +66,10 @@ class Step(NamedTuple):
 
 
 class StepDetector:
-    """Detects the steps of one process. ``turn`` may rotate a new period, so that all ranks begin it alike; ``waits``
-    returns how long each operation waited, and where that is known.
+    """Detects the steps of one process. ``turn`` returns a new period rotated to the operation at which all ranks begin
+    it; ``waits`` returns the wait of each operation, and a mask of the operations whose wait is known.
 
-    ``period``: the one that is followed; None while there is none.
+    ``period``: the period in use; None while none is found.
     """
 
     def __init__(self, turn: Callable[[Period], Period], waits: _Waits) -> None:

@@ -19,7 +19,7 @@ __all__ = ("FOREACH", "FUSED", "LIST_ADD", "OptimizerDetector", "OptimizerStep")
 
 FUSED, FOREACH, _, LIST_ADD = SLOTS.reserve("optimizer", 56, 4)
 """Slots of the probes: which operators were called."""
-# (text, confidence) in the order of preference: some optimizers of the first kinds call sums of lists too.
+# (text, confidence), preferred kind first: fused and foreach optimizers may call LIST_ADD, too, so it comes last.
 _KINDS = {
     FUSED: ("the fused optimizer", 0.95),
     FOREACH: ("the optimizer over lists of tensors", 0.95),
@@ -267,7 +267,7 @@ def _is_run(run: list[_Burst]) -> bool:
 
 
 def _length(runs: list[list[_Burst]]) -> int:
-    """How many runs a step has; 0: the runs do not repeat."""
+    """Returns the number of runs of optimizers in a step; 0 if the sequence of runs does not repeat."""
     signs = [_sign(run) for run in runs]
     for length in range(1, min(_MAX_OPTIMIZERS, len(signs) // (_FEWEST - 1)) + 1):
         same = sum(a == b for a, b in zip(signs, signs[length:], strict=False))

@@ -202,7 +202,7 @@ class Steps(Source):
         self._put(rows)
 
     def observe_metric(self, batch: pa.RecordBatch, pair: ClockPair) -> None:
-        """Follows the variables named step in a physical batch of ``python.training_metrics``."""
+        """Follows the column ``step`` of a batch of ``python.training_metrics``, which has the stored columns."""
         rows: list[_Row] = []
         with self._lock:
             columns = [batch.column(name) for name in ("pid", "start_ns", "ts", "step")]

@@ -119,7 +119,7 @@ class Decoder:
                 self._looking.release()
         pending = self._pending
         if pending is not None and self._is_late(pending):
-            # SampleRows counts the code that is still missing then.
+            # Late records are drained although some of their code is not read; SampleRows counts that as missing.
             self._position = max(self._position, pending.end)
             self._pending = None
         return max(self._position, self._ring.position)

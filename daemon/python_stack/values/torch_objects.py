@@ -206,7 +206,7 @@ def _shortest(number: float | int | bool) -> str:
     wanted = struct.pack("<f", number)
     for digits in range(1, 9):
         text = repr(float(f"{number:.{digits}g}"))
-        # Rounded up, the largest would not fit any more.
+        # The largest float32, rounded up to fewer digits, would no longer fit into a float32.
         if abs(float(text)) < _FLOAT32_MAX and struct.pack("<f", float(text)) == wanted:
             return text
     return repr(number)

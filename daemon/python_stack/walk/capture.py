@@ -207,7 +207,10 @@ def parse_request(request: dict[str, Any]) -> _Asked:
 
 
 def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> Prepared:
-    """The CPython of a process, with what earlier reads of it left. Raises like ``checked_layout``."""
+    """Returns the cached ``Prepared`` of a process, made anew when its CPython changed.
+
+    Raises like ``checked_layout``.
+    """
     process = _processes.get((pid, start_ns))
     layout, head = checked_layout(pid, runtime, memory)
     if process is None or process.runtime != runtime or process.head != head:

@@ -188,7 +188,7 @@ class HttpServer:
 
     @contextmanager
     def _page_place(self, caller: Caller) -> Iterator[None]:
-        """Raises Overloaded where too many others have a page under way, or the caller has."""
+        """Counts a page while it is made. Raises Overloaded when the caller, or all callers, have too many pages."""
         if self._pages_held[caller.key] >= PAGES_EACH or self._pages_held.total() >= MAX_PAGES:
             raise Overloaded("too many pages at once", hint="scrape less often")
         self._pages_held[caller.key] += 1

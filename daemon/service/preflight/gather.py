@@ -168,7 +168,7 @@ class Preflight:
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="preflight")
 
     def close(self) -> None:
-        """Waits for no thread."""
+        """Closes the thread pool without waiting for threads that still run."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def facts(self, asked: Asked, timeout: float) -> NodeFacts:

@@ -91,7 +91,7 @@ class Journal:
         return entry
 
     def finish(self, entry: Entry) -> None:
-        """Marks a file as done; its rows must be synced."""
+        """Marks a file as done. To be called only after its rows were synced to disk."""
         self._write({"number": entry.number, "done": True})
         entry.done = True
 

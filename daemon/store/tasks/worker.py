@@ -130,7 +130,7 @@ class RemoteWorker:
         self._local = LocalWorker(files)
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        # The process while tasks are open, the kind of each open task, and how often in a row a kind failed it.
+        # The process while it has open tasks; the kind of each open task; failures in a row of the process, by kind.
         self._process: Process | None = None
         self._open: dict[int, str] = {}
         self._failures: Counter[str] = Counter()

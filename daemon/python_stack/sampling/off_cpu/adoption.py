@@ -49,7 +49,8 @@ class OffCpuKernel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Outcome of a visit. ``left``: threads that could not be adopted, tid -> (pause generation, switches, seen_ns).
+    """Outcome of ``Adoption.visit``. ``left``: threads off the CPU for which no map entry could be made,
+    tid -> (pause generation, switches, seen_ns).
 
     ``no_room``: how many threads had no room in the map.
     """

@@ -86,7 +86,7 @@ class OffCpuEntries:
     def _entry(self, pid: int, start_ns: int, generation: int, thread: OffCpuThread, checks: Mapping[int, int]) -> Any:
         entry = np.zeros((), self._entries.value)
         entry["since"], entry["switches"], entry["generation"] = thread.seen_ns, thread.switches, generation
-        # The entry stands for itself alone.
+        # The entry counts as one sample.
         entry["weight"] = 1
         sample, frames = entry["sample"], thread.frames[:MAX_FRAMES]
         keys = [(code, checks[code]) for code, _ in frames]
