@@ -42,7 +42,7 @@ def live_tables(
 
     def maker(table: str, rows: Callable[[], Rows]) -> Callable[[], bytes]:
         def make() -> bytes:
-            # With Arrow, which no other answer needs.
+            # Imported late: with Arrow, which no other answer needs.
             from probing.daemon.arrow import batch_of, ipc_bytes
 
             common = {"node": node, "ts": now_ns()}
