@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Certificate(NamedTuple):
-    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: UTC s. ``made``: number of the authorities.
+    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: UTC s. ``made``: version of the authorities.
 
     ``nodes`` are the names of nodes that it proves: the DNS names of a peer's certificate, in lower case."""
 

@@ -49,7 +49,7 @@ class Background:
             thread.join()
 
     def appended(self) -> None:
-        """There is something to sync."""
+        """Has the appended records synced."""
         self._unsynced.set()
 
     def wake(self) -> None:

@@ -1,5 +1,5 @@
-"""Finds the files to import, those that a state directory's manifest and log name, or plain Parquet, and converts their
-rows to the physical schema.
+"""Finds the files to import, which a state directory's manifest and log name, or plain Parquet files, and converts
+their rows to the physical schema.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILES = SystemFiles()
 
 @dataclass(frozen=True, slots=True)
 class ImportProblem:
-    """Why ``path`` was not imported, or not all of it."""
+    """The reason why ``path`` was not imported, or only in part."""
 
     path: str
     what: str
@@ -176,7 +176,7 @@ def _is_shown(table: Table, names: set[str]) -> bool:
 
 
 def _stored_times(rows: pa.Table) -> pa.Table:
-    """Adds the stored times of comm.ops: ns after the call."""
+    """Returns ``rows`` of comm.ops with the stored times: ns after the call."""
     import pyarrow.compute as pc
 
     subtract: Callable[..., Any] = pc.subtract_checked
