@@ -18,13 +18,13 @@ __all__ = ("finished_rows", "inflight_rows")
 
 
 def finished_rows(node: str, records: Array, operations: Operations, pair: ClockPair) -> pa.RecordBatch:
-    """Records of the ring ``collectives`` -> ``comm.ops`` in its physical schema. ``operations`` are these, decoded."""
+    """Returns ``records`` of the ring ``collectives``, decoded as ``operations``, in comm.ops' physical schema."""
     made = _shared(node, records, operations, pair) | _ending(records, pair)
     return columns.batch("comm.ops", made)
 
 
 def inflight_rows(node: str, records: Array, operations: Operations, pair: ClockPair) -> pa.RecordBatch:
-    """Values of the map ``operations`` -> ``comm.inflight``. ``operations`` are these, decoded."""
+    """Returns ``records``, values of the map ``operations``, decoded as ``operations``, as ``comm.inflight``."""
     made = _shared(node, records, operations, pair)
     made["state"] = columns.named(records["state"].astype(np.int32) - 1, names.STATES)
     made["age_ns"] = columns.numbers(pair.mono_ns - operations.called)
@@ -96,7 +96,7 @@ def _errors(records: Array) -> pa.Array[Any]:
 
 
 def _shown(error: bytes, room: int) -> str:
-    """Returns the text of an error; where it fills ``room`` it was cut, and ends at its last sentence, or in ``…``."""
+    """Returns the text of an error; a text that fills ``room`` was cut, and ends at its last sentence, or in ``…``."""
     text = escape(error)
     if len(error) < room - 1:
         return text
@@ -105,7 +105,7 @@ def _shown(error: bytes, room: int) -> str:
 
 
 def _result(record: np.void) -> str | None:
-    """The name of the ncclResult_t with which an NCCL operation failed; None for gloo and for success."""
+    """Returns the name of the ncclResult_t with which an NCCL operation failed; None for gloo and for success."""
     number = int(record["result"])
     if int(record["backend"]) != names.NCCL or not number:
         return None
