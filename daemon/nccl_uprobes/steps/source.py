@@ -237,7 +237,7 @@ class Steps(Source):
         return process
 
     def _make_room(self) -> None:
-        """Drops a process of the owner with most processes: the least recently used one."""
+        """Drops a process of the owner with most processes: the process whose steps were looked at least lately."""
         owner = crowding(process.owner for process in self._processes.values())
         del self._processes[next(key for key, process in self._processes.items() if process.owner == owner)]
 
