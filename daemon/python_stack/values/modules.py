@@ -37,7 +37,7 @@ class _Values(Protocol):
 
 
 def module_state(values: _Values, pid: int, start_ns: int) -> ModuleState | None:
-    """Returns what the modules of a process say; None where they are not imported, or not initialized yet.
+    """Returns the rank by the modules of a process; None if they are not imported, or not initialized yet.
 
     Raises like ``Values.of_process``.
     """
