@@ -25,7 +25,7 @@ __all__ = ("TRANSFER_S", "Child", "Policy", "Pool", "Process")
 
 # An answer whose first bytes are there is read within so long, s: a process answers in one go.
 TRANSFER_S = 1.0
-# A late process may finish for as long as the last one took to start, within these bounds, s.
+# A process that missed its deadline gets as long to finish as the last start took, within these bounds, s.
 MIN_LATE_S, MAX_LATE_S = 0.2, 20.0
 # A caller that went away is noticed after so long, s.
 GLANCE_S = 0.05

@@ -44,7 +44,7 @@ def stop(
 
 
 def verify(context: typer.Context, output: FormatOption = Format.TABLE) -> int:
-    """Read all of --state-dir and write nothing; a line for each thing that is wrong; 3 when there is any."""
+    """Check all files of --state-dir without writing; print a line for each problem; exit with 3 if there is any."""
     from probing.daemon.store.verify.examine import examine
 
     config = config_of(context)

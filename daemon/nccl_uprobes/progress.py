@@ -33,9 +33,9 @@ _TABLE = "comm.progress"
 _TRAINER = "trainer"
 _MAX_PROCESSES = 4096
 _MAX_COMMUNICATORS = 256
-# The longest gaps of so many drains are kept: about a minute or, of slow jobs, so many steps.
+# The longest gaps of _GAPS drains are kept: about a minute or, of slow jobs, _GAPS steps.
 _GAPS = 64
-# Gaps count after so many calls.
+# Gaps count after _LEAST_CALLS calls.
 _LEAST_CALLS = 8
 _KEPT_NS = 600_000_000_000
 
@@ -80,7 +80,7 @@ class _Process:
 
 
 class JobProgress(Source):
-    """The source of ``comm.progress``. Safe for several threads; none holds the lock for long."""
+    """The source of ``comm.progress``. Safe for several threads; no method holds the lock for long."""
 
     name = "progress"
     table = _TABLE
@@ -116,7 +116,7 @@ class JobProgress(Source):
     def process_exited(self, process: Identity) -> None:
         now = self._clock.pair().real_ns
         with self._lock:
-            # Also one that is not known: its last operations may be drained after this, and it does not live.
+            # A trainer without an entry gets one: its last operations may be drained after this call.
             if process.role == _TRAINER or process.key in self._processes:
                 found = self._process(process.key, process)
                 found.ended_ns = found.ended_ns or now
@@ -142,7 +142,7 @@ class JobProgress(Source):
             _count_gaps(operations, owners)
 
     def rows(self, pair: ClockPair) -> pa.RecordBatch:
-        """Returns ``comm.progress``: a row for each communicator of each process, one for a process without."""
+        """Returns ``comm.progress``: a row for each communicator of each process, or for a process without any."""
         with self._lock:
             self._drop_old(pair.real_ns)
             return batch_of(_TABLE, [row for key in self._processes for row in self._rows_of(key, pair)])
@@ -158,7 +158,7 @@ class JobProgress(Source):
         return process
 
     def _make_room(self) -> None:
-        """Drops a process of the owner with most: the oldest that has ended or is no trainer, else the oldest."""
+        """Drops a process of the owner with most processes: the oldest ended one or non-trainer, else the oldest."""
         owner = crowding(process.owner for process in self._processes.values())
         keys = [key for key, process in self._processes.items() if process.owner == owner]
         useless = (key for key in keys if self._processes[key].ended_ns or not self._processes[key].trains)
@@ -267,7 +267,7 @@ def _count_gaps(operations: Operations, owners: list[_Process]) -> None:
     starts = np.flatnonzero(np.diff(which, prepend=-1))
     gaps = np.diff(called, prepend=called[:1])
     before = np.array([owners[number].last_call for number in which[starts].tolist()], np.int64)
-    # Operations are seen when they end, so the first may have been called before the last that was seen.
+    # Operations are seen when they end: the first call of this batch may be older than the last of the batch before.
     gaps[starts] = np.where(before < 0, 0, np.maximum(called[starts] - before, 0))
     longest = np.maximum.reduceat(gaps, starts).tolist()
     lasts = called[np.append(starts[1:], len(called)) - 1].tolist()

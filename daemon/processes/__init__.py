@@ -1,1 +1,1 @@
-"""Which processes train: discovery, identity, lifecycle, and the readers that look at them."""
+"""Finds the processes that train: discovery, identity, lifecycle, and the readers that read them."""

@@ -18,10 +18,10 @@ class Listener(Protocol):
     """A source that follows processes. Its methods are called from the thread of discovery and must not block."""
 
     def process_identified(self, who: Identity) -> None:
-        """The process is new, or its identity changed."""
+        """Called when a process is new, or its identity changed."""
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """The process called exec and runs another program now."""
+        """Called when a process called exec and runs another program now."""
 
     def process_exited(self, who: Identity) -> None: ...
 
@@ -36,7 +36,7 @@ class Announcer:
         self.listeners: list[Listener] = []
 
     def identified(self, processes: Iterable[Process]) -> None:
-        """Publish start and identity of each process, as far as they were not yet."""
+        """Publish start and identity of each process, as far as they are not published yet."""
         pair = self._clock.pair()
         identified = list(processes)
         rows = []
@@ -61,7 +61,7 @@ class Announcer:
         self._sink.put("process.events", batch_of("process.events", [row]))
 
     def exited(self, process: Process, status: int | None, mono_ns: int | None) -> None:
-        """Publish an exit. ``status`` as waitpid(2) returns it, None: unknown; ``mono_ns`` None: now."""
+        """Publish an exit. ``status``: as waitpid(2) returns it, None: unknown; ``mono_ns`` None: now."""
         pair = self._clock.pair()
         ts_ns = pair.real_ns if mono_ns is None else mono_ns + pair.mono_to_utc_ns
         signal = status & 0x7F if status is not None else None

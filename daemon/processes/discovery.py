@@ -1,4 +1,4 @@
-"""Finds the processes that train, and publishes who each is from its first instant to its last."""
+"""Finds the processes that train, and publishes the identity of each from its first instant to its last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def _read_states(readers: Readers, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
-    """State and thread names of each process, without those that could not be read in time."""
+    """Returns state and thread names of each process, without the processes that could not be read in time."""
     if not processes:
         return {}
     targets = [list(process.key) for process in processes]
@@ -46,7 +46,7 @@ def _read_states(readers: Readers, processes: list[Process]) -> dict[ProcessKey,
 
 
 def backends_of(threads: Iterable[str]) -> set[str]:
-    """The collective backends of threads with these names."""
+    """Returns the collective backends of threads with these names."""
     return {backend for name in threads for prefix, backend in _THREADS if name.startswith(prefix)}
 
 
@@ -107,7 +107,7 @@ class Discovery:
         self.listeners: list[Listener] = announcer.listeners
         self._registry = Registry(node, clock.boot_id)
         self._lineage = Lineage(self._registry.newest)
-        # Over the registry, except for reads of one process.
+        # Held over the use of the registry, except for reads of one process.
         self._known = threading.Lock()
         self._identification = Identification(
             readers,
@@ -137,7 +137,7 @@ class Discovery:
         self._identification.stop()
 
     def scanned(self, timeout: float) -> bool:
-        """Wait until all processes that lived at the start were looked at; False: not within ``timeout`` seconds."""
+        """Wait until all processes that lived at the start were read; returns False after ``timeout`` seconds."""
         return self._identification.scanned.wait(timeout)
 
     # Events from the collector: they are queued. Times are CLOCK_MONOTONIC ns.
@@ -151,11 +151,11 @@ class Discovery:
         self._identification.post("fork", tgid, start_ns, ktime, ppid)
 
     def on_exit(self, tgid: int, start_ns: int, ktime: int, status: int | None = None) -> None:
-        """``status`` as waitpid(2) returns it; None when it is not known."""
+        """The process exited. ``status``: as waitpid(2) returns it; None when it is not known."""
         self._identification.post("exit", tgid, start_ns, ktime, status)
 
     def on_oom(self, tgid: int, start_ns: int, ktime: int) -> None:
-        """The kernel kills the process for lack of memory. ``start_ns`` is 0 where it is not known."""
+        """The kernel kills the process for lack of memory. ``start_ns`` is 0 if it is not known."""
         self._identification.post("oom", tgid, start_ns, ktime)
 
     def on_mapping(self, pid: int) -> None:
@@ -163,7 +163,7 @@ class Discovery:
         self._identification.post("mapping", pid)
 
     def on_communicator(self, pid: int, start_ns: int, membership: Membership) -> None:
-        """The process has a communicator: one of the whole job gives its rank where the environment names none."""
+        """The process has a communicator. A communicator of the whole job gives a rank that the environment lacks."""
         self._identification.post("membership", (pid, start_ns), membership)
 
     def on_issuer(self, pid: int, start_ns: int, tid: int) -> None:
@@ -171,28 +171,28 @@ class Discovery:
         self._identification.post("issuer", ProcessKey(pid, start_ns), tid)
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
-        """See ``source.Processes``. A process that ended before it was read has its parent's job and run. No lock."""
+        """See ``source.Processes``. A process that ended before it was read has its parent's job and run. Lock-free."""
         key = ProcessKey(pid, start_ns)
         process = self._registry.get(key)
         return process.identity if process is not None else self._lineage.inherited(key)
 
     def expected(self, pid: int, start_ns: int) -> bool:
-        """Whether the process may still be identified: it is not yet, and is not known to have ended. No lock."""
+        """Returns whether the process may still be identified: it is not, nor is it known to have ended. Lock-free."""
         key = ProcessKey(pid, start_ns)
         return self._registry.get(key) is None and not self._lineage.has_ended(key)
 
     def live(self) -> list[Identity]:
-        """All watched processes that live, oldest first."""
+        """Returns the identities of all watched processes that live, oldest first."""
         with self._known:
             return sorted((p.identity for p in self._registry.live()), key=lambda found: (found.start_ns, found.pid))
 
     def environ(self, pid: int, start_ns: int) -> Mapping[str, str]:
-        """The allowed variables of a watched process (``processes.environment``); empty for another one. No lock."""
+        """Returns the allowed variables of a watched process (``processes.environment``), else none. Lock-free."""
         process = self._registry.get(ProcessKey(pid, start_ns))
         return process.facts.environ if process is not None else {}
 
     def rows(self, pair: ClockPair) -> pa.RecordBatch:
-        """process.processes as of now; reads the states of the processes."""
+        """Returns process.processes as of now; reads the states of the processes."""
         with self._known:
             shown = self._registry.shown()
         states = _read_states(self._readers, [process for process in shown if not process.ended])
@@ -207,7 +207,7 @@ class Discovery:
         return batch_of("process.processes", rows)
 
     def envs(self, pair: ClockPair) -> pa.RecordBatch:
-        """process.envs: the allowed variables of all watched processes that live."""
+        """Returns process.envs: the allowed variables of all watched processes that live."""
         with self._known:
             live = self._registry.live()
         return batch_of("process.envs", [row for p in live for row in env_rows(self._node, pair.real_ns, p)])

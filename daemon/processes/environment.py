@@ -1,8 +1,8 @@
-"""Environment variables of processes: which ones are read, and how they are read from memory.
+"""Environment variables of processes: the names that are read, and the reading from memory.
 
 /proc/PID/environ has the variables as they were at exec. A program that sets a variable, as Ray Train sets RANK,
 changes only the array that libc's ``environ`` points to. A program that sets its title (vLLM, SGLang and Ray, by
-setproctitle) overwrites what the kernel shows, and has libc's array point to a copy. So that array is read as well.
+setproctitle) overwrites that file's text, and has libc's array point to a copy. So that array is read as well.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from probing.daemon.processes.procfs import parse_environ
 
 __all__ = ("ALLOWED_NAMES", "read_environ")
 
-# Of an environment that is longer, the rest is not looked at.
+# Variables of an environment that are read; the rest of a longer environment is left out.
 MAX_VARIABLES = 16_384
-# How often an environment that changes while it is read is read again.
+# Readings of an environment that changes while it is read.
 ATTEMPTS = 3
-# Bytes read of each variable, which have any name of ALLOWED_NAMES; then of each allowed one.
+# Bytes read of each variable, enough for any name of ALLOWED_NAMES; then of each allowed variable.
 _HEAD = 64
 _TEXT = 4 * 512 + _HEAD
 _SYMBOLS = ("environ", "__environ")
@@ -148,8 +148,8 @@ ALLOWED_NAMES = frozenset((*_SLURM, *_TORCH, *_MPI, *_OTHERS, *_LIBRARIES))
 def read_environ(memory: Memory, maps: bytes, program: bytes, names: Collection[str]) -> dict[str, str] | None:
     """Returns the variables in ``names`` as getenv(3) finds them now, values cut at 512 characters.
 
-    ``maps``: the text of /proc/PID/maps; ``program``: the path of the process's program. None where no ``environ`` can
-    be read: before libc has started, in a program that is linked statically, or while it changes. Raises like
+    ``maps``: the text of /proc/PID/maps; ``program``: the path of the process's program. None if no ``environ`` can be
+    read: before libc has started, in a program that is linked statically, or while it changes. Raises like
     ``Memory.read_many``.
     """
     for start in _candidates(maps, program):
@@ -159,9 +159,9 @@ def read_environ(memory: Memory, maps: bytes, program: bytes, names: Collection[
 
 
 def _candidates(maps: bytes, program: bytes) -> list[int]:
-    """The addresses of the files that may define ``environ``: the program before libc.
+    """Returns the addresses of the files that may define ``environ``: the program before libc.
 
-    The linker gives a program that names the variable a copy of it, and libc uses that copy (R_*_COPY, System V gABI).
+    A program that names the variable gets a copy from the linker, and libc uses the copy (R_*_COPY, System V gABI).
     """
     begins: dict[bytes, int] = {}
     for match in _BEGIN.finditer(maps):
@@ -172,7 +172,7 @@ def _candidates(maps: bytes, program: bytes) -> list[int]:
 
 
 def _address(memory: Memory, start: int) -> int:
-    """The address of ``environ`` in the file that is loaded at ``start``; 0 where the file does not define it."""
+    """Returns the address of ``environ`` in the file loaded at ``start``; 0 if the file does not define ``environ``."""
     try:
         loaded = Loaded.at(memory.read_many, start)
     except NotPython:
@@ -195,7 +195,7 @@ def _variables(memory: Memory, at: int, names: Collection[str]) -> dict[str, str
 
 
 def _pointers(memory: Memory, at: int) -> list[int] | None:
-    """The addresses in the array that the word at ``at`` points to, up to its end; None where there is no array."""
+    """Returns the addresses in the array that the word at ``at`` points to, up to its end; None without an array."""
     array = _word(memory.read_many([(at, 8)])[0])
     found: list[int] = []
     while array and len(found) < MAX_VARIABLES:
@@ -212,7 +212,7 @@ def _pointers(memory: Memory, at: int) -> list[int] | None:
 
 
 def _allowed(memory: Memory, pointers: list[int], wanted: Collection[bytes]) -> Iterator[int]:
-    """The addresses among ``pointers`` at which a variable in ``wanted`` may be."""
+    """Yields the addresses among ``pointers`` at which a variable in ``wanted`` may be."""
     heads = [_within_page(pointer, _HEAD) for pointer in pointers]
     for (pointer, size), head in zip(heads, memory.read_many(heads), strict=True):
         name, equals, _ = (head or b"").partition(b"=")

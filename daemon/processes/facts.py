@@ -22,9 +22,9 @@ _GROUP_THREADS = ("pt_gloo", "pt_nccl", "pt_ucc", "pt_mpi", "gloo_")
 class Facts:
     """``ancestors`` are (pid, start_ns, name of the program), the parent first. Texts are clean already.
 
-    ``environ``: the variables that the process has, and those that it had at exec; ``current``: the names of the
-    former. ``uid``: the real one. ``owner``: see ``owners.owner_of``. ``coordinator``: "HOST:PORT" where the ranks of
-    its job meet, if its Python modules say so.
+    ``environ``: the variables that the process has now or had at exec; ``current``: the names of the variables that it
+    has now. ``uid``: the real uid. ``owner``: see ``owners.owner_of``. ``coordinator``: "HOST:PORT" where the ranks of
+    the job meet, if the process's Python modules say so.
     """
 
     pid: int
@@ -66,10 +66,10 @@ class Facts:
         return any(name.startswith(_GROUP_THREADS) for name in self.threads)
 
     def after(self, before: Facts) -> Facts:
-        """These facts with what is known from an earlier look at the same program.
+        """Returns these facts with the facts that only an earlier reading of the same program has.
 
-        A variable that was at exec stays known when the title of the process is written over it, or when it was
-        removed. The ancestors stay the same when one ended and its child went to the first process.
+        A variable of exec stays known when the title of the process is written over it, or when it was removed. The
+        ancestors stay the same when one of them ended and its child went to the first process.
         """
         now = {name: self.environ[name] for name in self.current}
         return replace(
@@ -82,7 +82,7 @@ class Facts:
 
     @classmethod
     def from_reader(cls, header: Mapping[str, Any]) -> Facts:
-        """From a reader's answer to ``identity``. Raises InternalError for anything else."""
+        """Returns the facts in a reader's answer to ``identity``. Raises InternalError for anything else."""
         try:
             current = header["variables"] or {}
             return cls(

@@ -37,8 +37,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
-    """An O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError, for a link ELOOP without
-    ``links``."""
+    """Returns an O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError; ELOOP if ``links`` is
+    false and ``path`` has a symbolic link."""
     resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | (0 if links else _RESOLVE_NO_SYMLINKS)
     how = struct.pack("QQQ", O_PATH | os.O_CLOEXEC, 0, resolve)
     fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(path), ctypes.c_char_p(how), ctypes.c_size_t(len(how)))
@@ -56,7 +56,7 @@ _STATFS_BYTES = 256
 def _refuse_served(handle: int, name: str) -> None:
     """Raise UnsupportedTarget when the file of the descriptor ``handle`` lies on FUSE, or that cannot be known.
 
-    It waits for that program, too: only a reader may call it.
+    The call itself may wait for the program that serves the file: only a reader may make it.
     """
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     failed = _libc.fstatfs(handle, buffer)
@@ -77,7 +77,7 @@ def open_mapped(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any]
 
     With ``served`` False files on FUSE are refused.
     ``identity`` is ``exact`` when device and inode agree, ``content`` when they cannot be compared (overlayfs) and the
-    first page of memory and file are equal. Raises UnsupportedTarget when it is another file.
+    first page of memory and file are equal. Raises UnsupportedTarget when the path has another file.
     """
     start = request.get("start")
     if not isinstance(start, int):
@@ -168,19 +168,19 @@ def _name(mapping: Mapping) -> str:
 MAX_PATHS = 16
 MAX_PATH = 4_096
 MAX_SIZE = 256 << 20
-# A path may begin with $NAME/ of these. They are replaced here, so their values do not leave the reader.
+# Variables with which a path may begin ($NAME/). They are replaced here, so their values do not leave the reader.
 _VARIABLES = frozenset(("HOME", "XDG_CACHE_HOME"))
 _VARIABLE = re.compile(r"\$([A-Z_]+)(?=/)")
 _STATUS_BYTES = 64 << 10
 
 
 def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
-    """Checks which of ``paths`` are regular files of the process's user, without opening any.
+    """Returns which of ``paths`` are regular files of the process's user, without opening any.
 
     ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or None. A path is absolute, begins with
     ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory; ``paths``: the
-    resolved paths, None without such a variable. ``uid`` is the process's. ``witness``: a process that sees the same
-    files under the same paths, also after this one ended: 1, or 0 for any reader; else None.
+    resolved paths, None without such a variable. ``uid``: the process's. ``witness``: the pid of a process that sees
+    the same files under the same paths, also after the target ended: 1, or 0 for any reader; else None.
     """
     paths = request.get("paths")
     if not isinstance(paths, list) or len(paths) > MAX_PATHS or not all(isinstance(path, str) for path in paths):
@@ -232,7 +232,7 @@ def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], 
 
 
 def _handle(target: Target, path: str) -> int | None:
-    """An O_PATH descriptor of the file; None when the process reaches none by this path."""
+    """Returns an O_PATH descriptor of the file at ``path``; None when the process reaches no file by the path."""
     encoded = os.fsencode(path)
     if not encoded or len(encoded) > MAX_PATH or b"\0" in encoded:
         return None
@@ -266,7 +266,7 @@ def _described(path: str, found: os.stat_result, uid: int) -> dict[str, Any] | N
 
 
 def _owner(target: Target) -> int:
-    """The file system uid of the process (the fourth number), which its files have."""
+    """Returns the file system uid of the process (the fourth number), which its files have."""
     uids = parse_status(target.read("status", _STATUS_BYTES))["Uid"]
     return int(uids[-1])
 

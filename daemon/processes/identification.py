@@ -1,7 +1,7 @@
 """The thread that identifies processes, from events and scans.
 
-Readers read several processes at once, each with a deadline; this thread alone decides. What no event reports (a
-process that imports torch a second after its start, an event that was lost) is found by looking again, ever more
+Readers read several processes at once, each with a deadline; this thread alone decides. Changes that no event reports
+(a process that imports torch a second after its start, an event that was lost) are found by looking again, ever more
 rarely, and by listing all processes from time to time.
 """
 
@@ -34,14 +34,14 @@ __all__ = ("Identification",)
 MAX_QUEUE = 100_000
 # After exec or fork a process gets its program and first libraries: an immediate look would see nothing.
 SETTLE_S = 0.03
-# How long the results of one batch are waited for, so that older processes are placed before younger ones.
+# Time for which the results of one batch are awaited, s, so that older processes are placed before younger ones.
 BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
-# How often a process is looked at for its Python version alone, and for a rank that only its modules know.
+# Looks at a process for its Python version alone, and for a rank that only its modules know.
 MAX_LOOKS, MAX_MODULE_LOOKS = 10, 22
-# While so many reads of Pythons wait, no modules are read: a later look asks again.
+# Reads of Pythons that wait, above which no modules are read: a later look asks again.
 MAX_WAITING = 64
-# When a process that could not be read is tried again; one in quarantine is refused at once until that is over.
+# Pause before a process that could not be read is read again, s; reads of a process in quarantine are refused at once.
 RETRY_S, MAX_RETRY_S = 2.5, 300.0
 _log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ _log = logging.getLogger(__name__)
 class Identification:
     """``post`` is for any thread, all else for this object's thread. ``known`` guards ``registry``.
 
-    The pids in ``own`` are ignored: the daemon's processes. Each of them that starts would keep the readers busy, and
-    where these do not answer in time, others are started.
+    The pids in ``own`` are ignored: the daemon's processes. Each new one would keep the readers busy, and other readers
+    are started while readers do not answer in time.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class Identification:
         self.scanned = threading.Event()
         self._thread: threading.Thread | None = None
         self._executor: ThreadPoolExecutor | None = None
-        # What a Python knows takes several reads: it must not keep others from being identified.
+        # The version and modules of a Python take several reads, which must not delay the other processes.
         self._pythons: ThreadPoolExecutor | None = None
         self._waiting: set[Future[None]] = set()
-        # When to look at which process, which are wanted whatever their program, which are being read.
+        # The times of looks; the processes that are wanted whatever their program; the processes being read.
         self._agenda = Agenda()
         self._wanted: set[int] = set()
         self._reading: dict[ProcessKey, Future[Facts]] = {}
-        # Replaced by exec while they are read: parts of the answer may be of the program before.
+        # Processes that called exec while they were read: parts of the answer may be of the program before.
         self._outdated: set[ProcessKey] = set()
         self._looks: dict[ProcessKey, int] = {}
         self._ignored: set[ProcessKey] = set()
@@ -161,7 +161,7 @@ class Identification:
             self._wake.clear()
 
     def _scan(self) -> bool:
-        """List all processes, as events may have been lost. False: they could not be listed."""
+        """List all processes, as events may have been lost. Returns False when they could not be listed."""
         try:
             found = self._list(None)
         except ProbingError as e:
@@ -179,7 +179,7 @@ class Identification:
         for key in [key for key in fresh if key.pid in self._own]:
             self._ignored.add(key)
             del fresh[key]
-        # Candidates come first: they must not wait for the many others.
+        # Candidates come first: they must not wait for the many other processes.
         self._read([key for key, exe in fresh.items() if _may_train(exe)], settle=SCAN_BATCH_S)
         self._read([key for key, exe in fresh.items() if not _may_train(exe)], settle=SCAN_BATCH_S)
         self.scanned.set()
@@ -242,12 +242,12 @@ class Identification:
             else:
                 changed = self._registry.note_membership(key, *values)
         if kind in ("backends", "membership") and key in self._looks and key not in self._grouped:
-            # A process that has a group has set all that the group was made from.
+            # A process that has a group has set all variables that the group was made from.
             self._grouped.add(key)
             self._wanted.add(key[0])
             self._agenda.add(key[0], 0.0)
         if kind == "python" and values == (None,) and self._looks.get(key, MAX_LOOKS) < MAX_LOOKS:
-            # It may just have started, or was slow to read: the next look tries again.
+            # The process may just have started, or was slow to read: the next look tries again.
             self._versioned.discard(key)
             self._wanted.add(key[0])
             self._agenda.add(key[0], AGAIN_S[min(self._looks[key], len(AGAIN_S)) - 1])
@@ -339,7 +339,7 @@ class Identification:
         future = self._reading.pop(key)
         if key in self._outdated:
             self._outdated.discard(key)
-            # What has ended since cannot be read again.
+            # A process that has ended since cannot be read again.
             if key not in self._early_exits:
                 self._wanted.add(key[0])
                 self._agenda.add(key[0], 0.0)
@@ -366,7 +366,7 @@ class Identification:
         return None
 
     def _within(self, facts: Facts) -> bool:
-        """Whether the process is in the control group that is watched."""
+        """Returns whether the process is in the control group that is watched."""
         return not self._cgroup or any(f"{path}/".startswith(f"{self._cgroup}/") for path in facts.cgroup)
 
     def _read_launchers(self, found: list[Facts]) -> None:
@@ -460,6 +460,6 @@ def _only_modules_know(facts: Facts, process: Process) -> bool:
 
 
 def _may_train(program: str) -> bool:
-    """Whether a program of this name or path may be a Python or start the ranks of a job."""
+    """Returns whether a program of this name or path may be a Python or start the ranks of a job."""
     name = program.rpartition("/")[2]
     return name.startswith("python") or name in NATIVE_LAUNCHERS or not name

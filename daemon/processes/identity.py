@@ -16,17 +16,17 @@ __all__ = ("Job", "Ranks", "job_of", "meeting_place", "on_one_node", "ranks_of",
 MAX_WORLD = 1 << 24
 MAX_NAME = 200
 Environ = Mapping[str, str]
-# The group may be shown from within another one: /../../system.slice/...
+# A group may be shown from within another group: /../../system.slice/...
 _SLURM_GROUP = re.compile(
     r"(?:/\.\.)*/(?:slurm(?:_[^/]+)?/uid_[0-9]+|system\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_([0-9]{1,10})(?=/|$)"
 )
-# Where users make control groups of any name (systemd's Delegate=).
+# The slice in which users make control groups of any name (systemd's Delegate=).
 _OF_A_USER = re.compile(r"(?:/\.\.)*/user\.slice/")
 _POD_INDEX = re.compile(r"(.+)-(?:master|worker|launcher|chief|trainer|node|head|ps)-[0-9]+(?:-[a-z0-9]{5})?")
 
 
 class Ranks(NamedTuple):
-    """``certain``: only ranks have these variables; those of a scheduler are inherited by any helper.
+    """``certain``: only ranks have these variables; the variables of a scheduler are inherited by any helper.
 
     ``source``: see ``ranking``.
     """
@@ -39,14 +39,14 @@ class Ranks(NamedTuple):
     source: str = ""
 
     def same(self, other: Ranks | None) -> bool:
-        """Whether both are the same rank of as many."""
+        """Returns whether ``other`` is the same rank of as many ranks."""
         return other is not None and self[:2] == other[:2]
 
 
 class Job(NamedTuple):
     """``source`` is slurm, kubernetes, torchelastic, ray, master or pid.
 
-    ``unique``: a run of it needs no more than the count of restarts. ``proven``: the process is in a control group that
+    ``unique``: the count of restarts alone names a run of the job. ``proven``: the process is in a control group that
     only the scheduler makes, of this Slurm job or of a pod.
     """
 
@@ -74,7 +74,7 @@ _SIZES = (
 
 
 def ranks_of(environ: Environ, current: Collection[str] = ()) -> Ranks | None:
-    """The ranks of torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None without a valid set.
+    """Returns the ranks by torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None without a valid set.
 
     ``current``: the names of variables that the process has now, not only at exec.
     """
@@ -91,9 +91,9 @@ def ranks_of(environ: Environ, current: Collection[str] = ()) -> Ranks | None:
 def job_of(
     environ: Environ, node: str, in_pod: bool = False, coordinator: str = "", cgroup: Collection[str] = ()
 ) -> Job | None:
-    """The job in the environment, or None. ``coordinator``: "HOST:PORT" where its ranks meet, if known otherwise.
+    """Returns the job in the environment, or None. ``coordinator``: "HOST:PORT" where its ranks meet, if known.
 
-    ``cgroup``: the paths of its control groups. Slurm's names the job whatever SLURM_JOB_ID says.
+    ``cgroup``: the paths of the process's control groups. Slurm's group names the job whatever SLURM_JOB_ID says.
     """
     if slurm := _digits(environ, "SLURM_JOB_ID"):
         step, group = _digits(environ, "SLURM_STEP_ID"), slurm_job(cgroup)
@@ -115,7 +115,7 @@ def job_of(
 
 
 def slurm_job(cgroup: Iterable[str]) -> str:
-    """Returns the id of the Slurm job whose control group a process is in; empty outside of them.
+    """Returns the id of the Slurm job in whose control group a process is; empty outside of Slurm's groups.
 
     Only root makes groups there (slurm.conf's ProctrackType=proctrack/cgroup; cgroup.conf(5), v1 and v2).
     """
@@ -123,19 +123,19 @@ def slurm_job(cgroup: Iterable[str]) -> str:
 
 
 def meeting_place(environ: Environ, coordinator: str = "") -> str:
-    """The "HOST:PORT" where the ranks of a job meet, of torch or of JAX; empty where it is not known."""
+    """Returns the "HOST:PORT" where the ranks of a job meet, of torch or of JAX; empty if it is not known."""
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     return f"{address}:{port}" if address and port else environ.get("JAX_COORDINATOR_ADDRESS", "") or coordinator
 
 
 def restarts_of(environ: Environ) -> str:
-    """Restarts by the scheduler and the launcher: ``0``, or ``1.2`` when both count."""
+    """Returns the restarts by the scheduler and the launcher: ``0``, or ``1.2`` when scheduler and launcher count."""
     counts = [_digits(environ, name) for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
     return ".".join(count for count in counts if count) or "0"
 
 
 def on_one_node(environ: Environ, job: Job, coordinator: str = "") -> bool:
-    """Whether all ranks of the job run on this node, so that local facts can name the run.
+    """Returns whether all ranks of the job run on this node, so that local facts can name the run.
 
     Without variables that show it a job counts as spanning nodes, unless its master is local.
     """

@@ -43,7 +43,7 @@ class Lineage:
         return key in self._ended
 
     def inherited(self, key: ProcessKey) -> Identity | None:
-        """Job and run of the watched process that forked it, without a rank; None when no watched one did."""
+        """Returns job and run of the watched process that forked ``key``, without a rank; None when none did."""
         fork = self._forks.get(key[0])
         if fork is None or fork[0] != key[1]:
             return None

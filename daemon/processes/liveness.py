@@ -1,5 +1,5 @@
-"""Checks in /proc whether a process lives, whose it is, and whether it is the daemon's own; none of these reads waits
-for the process.
+"""Checks in /proc whether a process lives, who its user is, and whether it is the daemon's own; no read waits for the
+process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ProcessNow(NamedTuple):
 
 
 def process_now(pid: int) -> ProcessNow | None:
-    """The process that has this pid; None for none or a kernel thread."""
+    """Returns the process that has this pid; None for no process or a kernel thread."""
     try:
         stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except (OSError, ProbingError):
@@ -42,7 +42,7 @@ def process_now(pid: int) -> ProcessNow | None:
 
 
 def is_alive(pid: int, start_ns: int) -> bool:
-    """Whether the process lives; True when that cannot be read. A zombie has ended."""
+    """Returns whether the process lives; True when its state cannot be read. A zombie has ended."""
     try:
         stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
@@ -54,7 +54,7 @@ def is_alive(pid: int, start_ns: int) -> bool:
 
 
 def running_thread(pid: int) -> int | None:
-    """Returns a thread of a process that has not ended, the main thread if that has not; None: all have ended."""
+    """Returns a thread of the process that has not ended, preferably the main thread; None: all threads have ended."""
     try:
         with os.scandir(f"/proc/{pid}/task") as entries:
             tids = sorted((int(entry.name) for entry in entries), key=lambda tid: (tid != pid, tid))
@@ -64,7 +64,7 @@ def running_thread(pid: int) -> int | None:
 
 
 def thread_exists(pid: int, tid: int) -> bool:
-    """Whether the process has the thread and the thread has not ended."""
+    """Returns whether the process has the thread and the thread has not ended."""
     return Path(f"/proc/{pid}/task/{tid}").exists()
 
 
@@ -89,10 +89,10 @@ _MAX_BYTES = 64 << 10
 
 
 class OwnProcesses:
-    """Whether a pid is in it. ``users``: the uids of the daemon's processes; none: nothing is its own.
+    """The pids of the daemon's own processes. ``users``: the uids of these processes; empty: no process is its own.
 
     A uid is not enough: in a container the daemon's users may have the numbers of other users of the host. So its
-    processes are also in the control group of this one, or with it in probingd.slice.
+    processes are also in the control group of this process, or with it in probingd.slice.
     """
 
     def __init__(self, users: frozenset[int]) -> None:

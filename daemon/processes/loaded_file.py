@@ -50,7 +50,7 @@ class Loaded:
 
     @classmethod
     def at(cls, read: Read, start: int) -> Loaded:
-        """Raises NotPython when no 64-bit little-endian ELF file is loaded there."""
+        """Returns the file loaded at ``start``. Raises NotPython when no 64-bit little-endian ELF file is there."""
         head = read([(start, _HEADER)])[0] or b""
         if head[:6] != b"\x7fELF\x02\x01":
             raise NotPython("no 64-bit ELF file is loaded there")
@@ -71,7 +71,7 @@ class Loaded:
         return made
 
     def symbols(self, read: Read, names: Iterable[str]) -> dict[str, int]:
-        """Addresses before relocation of the symbols among ``names`` that the file exports."""
+        """Returns the addresses before relocation of the symbols among ``names`` that the file exports."""
         if not {_DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH} <= self._tags.keys():
             return {}
         table = self._tags[_DT_GNU_HASH]
@@ -117,7 +117,7 @@ class Loaded:
         for tag, value in struct.iter_unpack("<QQ", table):
             if tag == 0:
                 break
-            # glibc writes the addresses as they are in the process, musl leaves them as they are in the file.
+            # glibc writes the addresses in the process, musl leaves the addresses in the file.
             self._tags.setdefault(tag, value if value >= self.bias else value + self.bias)
 
 

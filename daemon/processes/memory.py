@@ -36,7 +36,7 @@ class Memory(Protocol):
     bytes_read: int
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        """The bytes of each (address, size), or None where they cannot be read as a whole.
+        """Returns the bytes of each (address, size), or None if they cannot be read as a whole.
 
         Raises ProcessGone, PrivilegeError, or CorruptTarget when the reads exceed the bounds.
         """
@@ -64,7 +64,7 @@ class ProcessMemory:
         return result
 
     def _read_all(self, flat: array[int]) -> list[bytes | None]:
-        """``flat``: address, size, address, size, and so on; each of them plausible."""
+        """Returns as ``read_many``. ``flat``: address, size, address, size, and so on; each of them plausible."""
         total = sum(flat[1::2])
         if self.bytes_read + total > self._max_bytes:
             raise CorruptTarget(f"process {self.pid}: a walk would read more than {self._max_bytes} bytes")
@@ -74,7 +74,7 @@ class ProcessMemory:
         return result
 
     def _read_batch(self, remote: array[int]) -> list[bytes | None]:
-        """What comes before the first fault, and None for the faulty range, if there is one."""
+        """Returns the bytes of the ranges before the first fault, and None for the faulty range, if there is one."""
         if self.calls >= self._max_calls:
             raise CorruptTarget(f"process {self.pid}: a walk took more than {self._max_calls} reads")
         self.calls += 1
@@ -89,7 +89,7 @@ class ProcessMemory:
         return found if whole == len(ends) else [*found, None]
 
     def _copy(self, local: array[int], remote: array[int], ranges: int) -> int:
-        """The count of bytes until the first fault."""
+        """Returns the number of bytes before the first fault."""
         while True:
             count: int = _readv(self._tid, local.buffer_info()[0], 1, remote.buffer_info()[0], ranges, 0)
             if count >= 0:
@@ -103,7 +103,7 @@ class ProcessMemory:
 
 
 class FakeMemory:
-    """Memory made of segments {address: bytes}, for tests: what lies outside of them cannot be read."""
+    """Memory made of segments {address: bytes}, for tests: addresses outside of them cannot be read."""
 
     def __init__(self, segments: Mapping[int, bytes], *, max_calls: int = 10_000) -> None:
         self.segments = dict(segments)
@@ -126,7 +126,7 @@ class FakeMemory:
 
 
 def _flat(ranges: Sequence[Range]) -> array[int] | None:
-    """Addresses and sizes in one array; None when one of them is not plausible."""
+    """Returns addresses and sizes in one array; None when one of them is not plausible."""
     try:
         flat = array("Q", chain.from_iterable(ranges))
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Network namespaces: ours, and sockets in those of processes."""
+"""Network namespaces: our own, and sockets in the namespaces of processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def own_namespace() -> tuple[int, int]:
-    """(device, inode) of our network namespace."""
+    """Returns (device, inode) of our network namespace."""
     found = Path("/proc/self/ns/net").stat()
     return found.st_dev, found.st_ino
 
@@ -26,7 +26,7 @@ def own_namespace() -> tuple[int, int]:
 def socket_in(namespace: int, family: int, kind: int, protocol: int = 0) -> socket.socket:
     """Returns a socket in the network namespace whose descriptor ``namespace`` is.
 
-    A thread that enters the namespace makes it, and ends: a socket keeps the namespace of its creator. Raises
+    A thread enters the namespace, makes the socket, and ends: a socket keeps the namespace of its creator. Raises
     PrivilegeError for lack of CAP_SYS_ADMIN, UnsupportedTarget for a namespace that cannot be entered.
     """
     made: list[socket.socket | int] = []

@@ -1,7 +1,7 @@
-"""Whose a job is: the user whom the kernel names for its processes. One name is one user's job.
+"""Finds the owner of a job: the user whom the kernel names for its processes. One name is one user's job.
 
 Environment variables name a job, and any user can set them. So another user's job of the same name is another job,
-``NAME (uid N)``, and its processes are never joined with, counted among or diagnosed with those of the first.
+``NAME (uid N)``, and its processes are never joined with, counted among or diagnosed with the first job's.
 
 Finds container and pod in the paths of control groups.
 
@@ -44,7 +44,8 @@ _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-
 
 
 def container_of(paths: Iterable[str]) -> tuple[str | None, str | None]:
-    """(container id or name, pod uid) of a process whose control groups are ``paths``; None outside of them."""
+    """Returns (container id or name, pod uid) of a process in the control groups ``paths``; None outside of a container
+    or pod."""
     container = pod = None
     for path in paths:
         pod = pod or _pod(path)
@@ -71,12 +72,12 @@ _MAX_DEPTH = 33
 
 
 def owner_of(open_file: Callable[[str], int], uid: int, cgroup: Iterable[str]) -> int:
-    """Returns the uid, on this host, of the user whose a process is.
+    """Returns the uid, on this host, of the user who owns a process.
 
-    ``open_file`` returns a descriptor of a file of /proc/PID; ``uid``: the real uid of the process, as this host has
-    it. In a user namespace it is the user who made the outermost one: a rootless container has many uids, and all are
-    one user's. Where root made it, it is ``uid``, but in a pod, each of which has uids of its own on the host, the uid
-    inside. Raises OSError and ProbingError.
+    ``open_file`` returns a descriptor of a file of /proc/PID; ``uid``: the real uid of the process on this host. In a
+    user namespace the owner is the creator of the outermost one: a rootless container has many uids, and all are one
+    user's. If root created it, the owner is ``uid``; in a pod, whose uids on the host no other pod has, it is the uid
+    inside the pod. Raises OSError and ProbingError.
     """
     try:
         namespace = open_file("ns/user")
@@ -117,7 +118,7 @@ def _creator(namespace: int) -> int | None:
 
 
 def _inside(uid_map: int, uid: int) -> int:
-    """Returns ``uid`` as the namespace has it (user_namespaces(7)). Closes ``uid_map``."""
+    """Returns the uid inside the namespace of ``uid_map`` for ``uid`` (user_namespaces(7)). Closes ``uid_map``."""
     with os.fdopen(uid_map, "rb") as file:
         for line in file.read(4096).splitlines():
             inside, outside, count = map(int, line.split())
@@ -127,7 +128,7 @@ def _inside(uid_map: int, uid: int) -> int:
 
 
 class _Holder(NamedTuple):
-    """``proven``: a control group of the scheduler shows that the job is this owner's."""
+    """``proven``: a control group of the scheduler shows that the job belongs to ``owner``."""
 
     owner: int
     proven: bool
@@ -136,8 +137,8 @@ class _Holder(NamedTuple):
 class JobNames:
     """Names the jobs of a node, so that no two owners have jobs of one name.
 
-    A name is its first owner's, or the owner's whose processes are in the control group of the scheduler's job. Where
-    a scheduler has control groups, a process outside of them does not get a new name of that scheduler.
+    A name belongs to its first owner, or to the owner whose processes are in the control group of the scheduler's job.
+    If a scheduler has control groups, a process outside of them does not get a new name of that scheduler.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class JobNames:
         self._proving: set[str] = set()
 
     def name(self, job: Job, owner: int) -> str:
-        """Returns the name of a job of ``owner``, as all tables have it."""
+        """Returns the name of a job of ``owner`` for all tables."""
         if job.proven:
             self._proving.add(job.source)
         holder = self._holders.get(job.name)
@@ -165,7 +166,7 @@ class JobNames:
             self._hold(name, _Holder(owner, proven=False))
 
     def release(self, name: str, owner: int) -> None:
-        """Takes a name away from an owner whom its only process no longer belongs to."""
+        """Takes a name away from ``owner`` if the name's only process no longer belongs to that user."""
         holder = self._holders.get(name)
         if holder is not None and holder.owner == owner:
             del self._holders[name]
@@ -175,7 +176,7 @@ class JobNames:
         if (before := self._holders.pop(name, None)) is not None:
             self._names_of[before.owner] -= 1
         elif len(self._holders) >= MAX_NAMES:
-            # Many names of a user cost that user names, and nobody else.
+            # The user with the most names loses the oldest of them; other users lose none.
             most = self._names_of.most_common(1)[0][0]
             oldest = next(name for name, holder in self._holders.items() if holder.owner == most)
             del self._holders[oldest]

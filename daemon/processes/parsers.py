@@ -41,7 +41,7 @@ class ParserPool:
         self._pool.close()
 
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> dict[str, Any]:
-        """The symbols of the ELF file ``fd`` whose names match ``patterns``; ``confined/parser.py`` has the keys.
+        """Returns the symbols of the ELF file ``fd`` whose names match ``patterns``; keys: ``confined/parser.py``.
 
         ``fd`` stays the caller's. Answers, refusals too, are kept by (device, inode, size, mtime). Raises
         UnsupportedTarget for a file that makes no sense or asks for too much, TargetTimeout for no answer in time.

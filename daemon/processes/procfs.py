@@ -87,7 +87,7 @@ class Mapping(NamedTuple):
 
 
 def parse_stat(data: bytes) -> Stat:
-    """/proc/PID/stat. The name may hold blanks and brackets: it ends at the last bracket."""
+    """Parses /proc/PID/stat. The name may hold blanks and brackets: it ends at the last bracket."""
     head, bracket, rest = data.rpartition(b")")
     pid, opening, comm = head.partition(b" (")
     fields = rest.split()
@@ -108,7 +108,7 @@ def parse_stat(data: bytes) -> Stat:
 
 
 def parse_status(data: bytes) -> dict[str, list[int]]:
-    """The numbers of Uid (real, effective, saved, fs) and NSpid (outermost first) of /proc/PID/status.
+    """Returns the numbers of Uid (real, effective, saved, fs) and NSpid (outermost first) of /proc/PID/status.
 
     Raises CorruptTarget when there is no Uid.
     """
@@ -128,14 +128,14 @@ def parse_status(data: bytes) -> dict[str, list[int]]:
 def parse_memory(data: bytes) -> dict[str, int | None]:
     """Returns rss_bytes, peak_rss_bytes, anon_bytes, shmem_bytes and swap_bytes of /proc/PID/status.
 
-    None for one that is absent or no number.
+    None for a value that is absent or no number.
     """
     found = {name: int(number) * 1024 for name, number in _MEMORY.findall(data[: 64 * 1024])}
     return {column: found.get(name) for name, column in _MEMORY_NAMES.items()}
 
 
 def parse_maps(data: bytes, limit: int = MAX_MAPPINGS) -> list[Mapping]:
-    """/proc/PID/maps, at most ``limit`` lines. An incomplete last line is ignored. Raises CorruptTarget."""
+    """Parses /proc/PID/maps, at most ``limit`` lines. An incomplete last line is ignored. Raises CorruptTarget."""
     mappings: list[Mapping] = []
     for line in data.split(b"\n", limit)[:limit]:
         if not line:
@@ -169,7 +169,7 @@ def _mapping(match: re.Match[bytes]) -> Mapping:
 
 
 def parse_cgroup(data: bytes) -> list[bytes]:
-    """The paths of /proc/PID/cgroup (``hierarchy:controllers:path``), each once, in the file's order."""
+    """Returns the paths of /proc/PID/cgroup (``hierarchy:controllers:path``), each once, in the file's order."""
     paths: dict[bytes, None] = {}
     for line in data[: 64 * 1024].split(b"\n")[:MAX_CGROUPS]:
         parts = line.split(b":", 2)
@@ -179,7 +179,7 @@ def parse_cgroup(data: bytes) -> list[bytes]:
 
 
 def parse_environ(data: bytes, names: Collection[str], limit: int = 512) -> dict[str, str]:
-    """The variables in ``names`` and no other, values cut at ``limit``; the first of a name counts, as with getenv."""
+    """Returns the variables in ``names``, values cut at ``limit``; the first of a name counts, as with getenv."""
     wanted = {name.encode() for name in names}
     found: dict[str, str] = {}
     for entry in data.split(b"\0"):
@@ -190,7 +190,7 @@ def parse_environ(data: bytes, names: Collection[str], limit: int = 512) -> dict
 
 
 def parse_cmdline(data: bytes, limit: int = MAX_ARGUMENTS) -> list[bytes]:
-    """The arguments of /proc/PID/cmdline. A process that rewrote its title has one argument, the title."""
+    """Returns the arguments of /proc/PID/cmdline. A process that rewrote its title has one argument, the title."""
     parts = data.rstrip(b"\0").split(b"\0", limit)[:limit]
     return parts if parts != [b""] else []
 

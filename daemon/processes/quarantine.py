@@ -12,14 +12,14 @@ from probing.api.errors import TargetTimeout
 
 __all__ = ("Quarantine", "Quarantines")
 
-# The span doubles each time in a row.
+# Longest quarantine; the time doubles with each quarantine of a process in a row.
 MAX_QUARANTINE_S = 480.0
 MAX_QUARANTINED = 4_096
 _log = logging.getLogger(__name__)
 
 
 class Quarantine(NamedTuple):
-    """One process in quarantine. ``since`` and ``until`` are CLOCK_MONOTONIC s; ``times``: how often in a row."""
+    """One process in quarantine. ``since`` and ``until`` are CLOCK_MONOTONIC s; ``times``: quarantines in a row."""
 
     pid: int
     start_ns: int
@@ -56,13 +56,13 @@ class Quarantines:
         _log.warning("process %d does not let itself be read (%s): left alone for %g s", pid, op, span)
 
     def end(self, pid: int, start_ns: int) -> None:
-        """The process answered, or exited."""
+        """Ends the quarantine of a process that answered or exited."""
         if self._held:
             with self._lock:
                 self._held.pop((pid, start_ns), None)
 
     def current(self) -> list[Quarantine]:
-        """The quarantines that last."""
+        """Returns the quarantines that last."""
         now = time.monotonic()
         with self._lock:
             return [q for q in self._held.values() if q.until > now]

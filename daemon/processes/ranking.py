@@ -1,14 +1,14 @@
-"""Decides which rank a trainer is, from everything that is known of it and of the other trainers of its run.
+"""Decides the rank of a trainer, from all evidence about the trainer and the other trainers of its run.
 
 The order of the evidence, the first that names a rank counts: RANK and WORLD_SIZE as libc's ``environ`` has them now
 (``environment``), or as they were at exec (``exec``); the communicator that spans the job (``communicator``); variables
 of Slurm and MPI (``scheduler``), if they differ for all trainers, as any spawned process inherits them; the process's
 title (``title``) and its arguments (``arguments``); the state of Python modules (``module``).
 
-The ranks of processes without RANK in their environment: those in the communicator that spans the job.
+Processes without RANK in their environment have their ranks in the communicator that spans the job.
 
 torch calls the group of the whole job ``default_pg``. NCCL's pairs for send and receive have that name as well, so the
-largest one counts. A communicator of another name counts if its ranks are exactly the trainers of a run on one node.
+largest group counts. A communicator of another name counts if its ranks are exactly the trainers of a run on one node.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MAX_OF_A_PROCESS = 64
 
 
 class Membership(NamedTuple):
-    """A process is ``rank`` of a communicator of ``size`` ranks. ``comm``, ``name``, ``backend``: as the tables have
-    them."""
+    """A process is ``rank`` of a communicator of ``size`` ranks. ``comm``, ``name``, ``backend``: values of the columns
+    of these names."""
 
     comm: str
     name: str | None
@@ -80,19 +80,19 @@ class SpanningCommunicators:
         return bool(self._of)
 
     def ranks_of(self, key: ProcessKey, trainers: Collection[ProcessKey], *, one_node: bool) -> Ranks | None:
-        """Returns rank and size of a process by its largest communicator that spans the job; None: it has none.
+        """Returns rank and size of a process in its largest communicator that spans the job; None without one.
 
-        ``trainers``: those of its run on this node, dead ones included. ``one_node``: the job has no others.
+        ``trainers``: all of its run on this node, also dead ones. ``one_node``: the job has no trainers elsewhere.
         """
         spanning = [own for own in self._of.get(key, {}).values() if self._spans(own, trainers, one_node)]
-        # The first of equal ones.
+        # Of communicators of equal size the first counts.
         best = max(spanning, key=lambda own: own.size, default=None)
         if best is not None:
             return Ranks(best.rank, best.size)
         return self._left_over(key, trainers) if one_node else None
 
     def _left_over(self, key: ProcessKey, trainers: Collection[ProcessKey]) -> Ranks | None:
-        """Returns the only free rank of a communicator that has all trainers but this one; None: there is none."""
+        """Returns the only free rank of a communicator that has all trainers but ``key``; None without one."""
         for comm in {comm for other in trainers for comm in self._of.get(other, {})}:
             members = {other: own for other, own in self._members[comm].items() if other in trainers}
             taken, sizes = {own.rank for own in members.values()}, {own.size for own in members.values()}
@@ -116,7 +116,7 @@ SOURCES = ("environment", "exec", "communicator", "scheduler", "title", "argumen
 
 
 class ModuleState(NamedTuple):
-    """What Python modules of a process say: ``coordinator`` is the "HOST:PORT" where its ranks meet, or empty."""
+    """The rank by Python modules of a process. ``coordinator``: "HOST:PORT" where the job's ranks meet, or empty."""
 
     ranks: Ranks
     coordinator: str = ""
@@ -134,7 +134,7 @@ class Ranking:
         return self._communicators.note(key, membership)
 
     def note_module(self, key: ProcessKey, state: ModuleState) -> bool:
-        """Registers what modules of a process say; returns whether it is new."""
+        """Registers the state of a process's modules; returns whether it is new."""
         changed = self._modules.get(key) != state
         self._modules[key] = state
         return changed
@@ -145,10 +145,10 @@ class Ranking:
         self._modules.pop(key, None)
 
     def ranks(self, facts: Facts, peers: Mapping[ProcessKey, Facts], *, one_node: bool) -> Ranks | None:
-        """Returns the ranks of a trainer with their source; None: nothing names them.
+        """Returns the ranks of a trainer with their source; None: no evidence names them.
 
-        ``peers``: the trainers of its run on this node, itself and dead ones included; empty while the run is not
-        known. ``one_node``: the job has no others.
+        ``peers``: the trainers of its run on this node, itself and dead trainers included; empty while the run is not
+        known. ``one_node``: the job has no trainers elsewhere.
         """
         named = ranks_of(facts.environ, facts.current)
         if named is not None and named.certain:
@@ -156,7 +156,7 @@ class Ranking:
         seen = self._communicators.ranks_of(facts.key, peers, one_node=one_node)
         if named is not None and not _distinct(peers):
             named = None
-        # In a step with several trainings each one has communicators of its own.
+        # In a step with several trainings each training has communicators of its own.
         if seen is not None and (named is None or seen.world_size >= named.world_size):
             return seen._replace(source="communicator")
         if named is None and (place := _by_place(facts, peers, one_node)) is not None:
@@ -166,7 +166,7 @@ class Ranking:
 
 
 def _distinct(peers: Mapping[ProcessKey, Facts]) -> bool:
-    """Whether a scheduler named each trainer apart: what several have is inherited from the process it started."""
+    """Returns whether a scheduler named each trainer apart: equal ranks are inherited from the process it started."""
     ranks = [named.rank for facts in peers.values() if (named := ranks_of(facts.environ)) is not None]
     return len(ranks) == len(set(ranks)) == len(peers)
 

@@ -1,6 +1,6 @@
 """Requests to reader processes, with a deadline each. A target whose read did not end is not read for a while.
 
-Many processes are read at once from a single thread, as long as a reader is free, so that one that fails or is slow
+Many processes are read at once from a single thread, as long as a reader is free, so that a read that fails or is slow
 delays no other: a thread for each process would wait longer for its turn than the readers read. ``ask_each`` is for
 processes that take several requests each; it needs threads.
 """
@@ -27,19 +27,19 @@ from probing.daemon.processes.quarantine import Quarantine, Quarantines
 __all__ = ("GRACE_S", "PATIENCE_S", "Failure", "ReaderPool", "ask_each", "seconds_left")
 
 QUARANTINE_S = 30.0
-# The first one of a target whose caller has a ``patience``, since it may only have been swapped out, and of one whose
-# reader is slow, since the machine may be busy.
+# The first quarantine of a target, s, if its caller has a ``patience``, since the target may only have been swapped
+# out, or its reader is slow, since the machine may be busy.
 SHORT_QUARANTINE_S = 2.0
-# Between two looks at a reader that has not answered in time, s.
+# Pause between two looks at a reader that has not answered in time, s.
 _LOOK_S = 0.1
-# A reader that runs, or waits for a CPU, has so much more of the time: a new one would take longer to start.
+# A reader that runs, or waits for a CPU, gets _EXTRA times the timeout more: a new reader would take longer to start.
 _EXTRA = 2
 _MAX_STAT = 4096
 # The transfer of a reader's answer may take so long, beyond the time that it spends on a process.
 _MARGIN_S = 0.05
-# A reader takes about a millisecond for a process; one that is blocked for longer than this must not delay the others.
+# A reader takes about a millisecond for a process; a reader blocked for longer than this must not delay the others.
 PATIENCE_S = 0.04
-# A reader keeps the deadline itself. One that is stuck is given up this much later, and its target is left alone.
+# A reader keeps the deadline itself. A stuck reader is given up this much later, and its target is left alone.
 GRACE_S = 1.0
 _HINT = "ask for fewer processes, or wait longer"
 _Key = tuple[int, int]
@@ -80,7 +80,7 @@ class ReaderPool:
         """Sends a request to a reader (``confined/reader.py`` lists the ops). The caller owns the answer's descriptors.
 
         ``timeout`` in seconds includes the wait for a free reader. A reader that is blocked, not only slow, is given up
-        after ``patience`` seconds; without one, a slow reader has three times as long. ``pid`` 0 is for requests about
+        after ``patience`` seconds; without it a slow reader has three times as long. ``pid`` 0 is for requests about
         many processes. Raises ProcessGone, TargetTimeout (at once while the target is in quarantine), another
         TargetError, PrivilegeError, or InternalError when there are no readers.
         """
@@ -92,7 +92,7 @@ class ReaderPool:
     def call_each(
         self, op: str, asks: Mapping[_Key, _Ask], *, timeout: float, patience: float
     ) -> Iterator[tuple[_Key, Message | ProbingError]]:
-        """``call`` for many processes (pid, start_ns) at once: yields each with its answer or error.
+        """Makes ``call`` for many processes (pid, start_ns) at once: yields each process with its answer or error.
 
         The functions in ``asks`` return the further arguments; each is called when a reader is free. Answers are in the
         order in which they arrive.
@@ -100,7 +100,7 @@ class ReaderPool:
         return self._round(op, asks, timeout, patience)
 
     def quarantined(self) -> list[Quarantine]:
-        """The targets that are in quarantine now."""
+        """Returns the targets that are in quarantine now."""
         return self._quarantines.current()
 
     def forget(self, pid: int, start_ns: int) -> None:
@@ -142,7 +142,7 @@ class ReaderPool:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that a reader has: when it is looked at next, and when it is given up though the reader runs."""
+    """A request that a reader has: the time of the next look, and when it is given up though the reader runs."""
 
     key: _Key
     reader: Process
@@ -156,7 +156,7 @@ class _Round:
     """Yields each process once with its answer or error, in the order of arrival.
 
     ``deadline`` is on time.monotonic(). A reader that is blocked for ``patience`` seconds gives _Blocked; without a
-    patience, one that is blocked at the deadline.
+    patience, a reader that is blocked at the deadline.
     """
 
     def __init__(self, pool: Pool, op: str, asks: Mapping[_Key, _Ask], deadline: float, patience: float | None) -> None:
@@ -166,7 +166,7 @@ class _Round:
         self._waiting = deque((key, False) for key in asks)
         self._deadline = deadline
         self._patient = patience is not None
-        # Two looks, so that one is over when the patience is.
+        # Two looks within the patience, so that the second is over when the patience is.
         self._look_s = _LOOK_S if patience is None else patience / 2
         self._busy: dict[int, _Asked] = {}
         self._readable = select.poll()
@@ -235,7 +235,7 @@ class _Round:
                 yield asked.key, ChannelTimeout("no answer in time")
 
     def _failed(self, asked: _Asked, error: ProbingError) -> ProbingError | None:
-        """The error to yield. None: the request is sent again, since a reader can be killed at any time."""
+        """Returns the error to yield; None: the request is sent again, since a reader can be killed at any time."""
         if not isinstance(error, (ChannelClosed, ChannelTimeout)):
             self._pool.release(asked.reader)
             return error
@@ -258,7 +258,7 @@ class _Progress:
         self._before: int | None = None
 
     def none_since_last(self) -> bool:
-        """Whether it is blocked and has not run since the last call."""
+        """Returns whether the reader is blocked and has not run since the last call."""
         ran = self._ran_if_blocked()
         stuck = ran is not None and ran == self._before
         self._before = ran
@@ -277,7 +277,7 @@ class _Progress:
         return switches if stat.state in "DS" else None
 
     def _switches(self) -> int:
-        # How often it was scheduled: finer than its CPU time, which counts in ticks.
+        # The count of times it was scheduled is finer than its CPU time, which counts in ticks.
         return int(self._path.with_name("schedstat").read_text().split()[2])
 
 
@@ -309,7 +309,7 @@ def ask_each(
 
 
 def seconds_left(deadline: float, what: str = "the process") -> float:
-    """Seconds until ``deadline`` (time.monotonic()). Raises TargetTimeout when there are none."""
+    """Returns the seconds until ``deadline`` (time.monotonic()). Raises TargetTimeout after the deadline."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TargetTimeout(f"there was no time left for {what}", hint=_HINT)

@@ -14,10 +14,10 @@ from probing.daemon.processes.procfs import clean_text
 __all__ = ("command_text", "names_secret", "redacted", "takes_secret")
 
 MAX_COMMAND = 1_024
-# Of one argument: the rest is never shown.
+# Characters of one argument that are read; the rest is never shown.
 MAX_ARGUMENT = 2 * MAX_COMMAND
 HIDDEN = "***"
-# Also as the end of a longer word: dbpassword, hftoken, myapikey.
+# Words that also count at the end of a longer word: dbpassword, hftoken, myapikey.
 _GLUED = (
     r"passwords?|passwd|passphrase|passcode|secrets?|credentials?|(?:api|access|private|secret)keys?"
     r"|(?:auth|access|hf|api)tokens?"
@@ -26,7 +26,7 @@ _WORDS = (
     r"pwd|pw|psk|token|creds?|auth(?:orization)?|bearer|(?:set.)?cookies?|signature|sas"
     r"|(?:api|access|private|secret|encryption|account|license|ssh|signing|master)[-_. ]?keys?(?:[-_.]?id)?"
 )
-# WANDB_KEY and its like; these prefixes name keys that are no secrets.
+# A name that ends in KEY, such as WANDB_KEY, is secret unless one of these prefixes stands before KEY (sort_key).
 _KEY_OF = (
     r"(?<![a-z0-9])(?!(?:sort|primary|foreign|cache|partition|dict|data|dataset|group|image|text|label|input|output"
     r"|metric|monitor|best|state|index|map|shard|column|feature|target|join|row|batch|loss|score|object|bucket|lookup"
@@ -47,7 +47,7 @@ _QUOTE = re.compile(r"\s{0,8}(\\*)([\"'])")
 _BARE = re.compile(r"\s{0,8}(?:[\[{(].*|[^\s&\"']+)", re.DOTALL)
 _ENDS_NAME = frozenset("=:&?,;\"'{}\\\t\n")
 MAX_NAME = 64
-# Values of these contain blanks and punctuation, and end with the line.
+# Names whose values contain blanks and punctuation, and end with the line.
 _TO_THE_END = re.compile(r"(?:authorization|cookies?)$", re.IGNORECASE)
 _OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,127})(\s+)(?!-)(?:\"[^\"]*\"?|'[^']*'?|\S+)")
 # -p of a client of a database; of ssh, docker and kin it is a port.
@@ -63,7 +63,7 @@ _TOKEN = re.compile(
 
 
 def command_text(cmdline: Sequence[str]) -> str:
-    """The arguments joined by blanks, values of secret-looking names replaced by ``***``, at most 1024 characters."""
+    """Returns the arguments joined by blanks, values of secret-looking names as ``***``, at most 1024 characters."""
     shown: list[str] = []
     option, size = "", 0
     for argument in cmdline:
@@ -80,7 +80,7 @@ def command_text(cmdline: Sequence[str]) -> str:
 
 
 def redacted(text: str) -> str:
-    """A line of any text with the values of secret-looking names, options and tokens as ``***``."""
+    """Returns a line of any text with the values of secret-looking names, options and tokens as ``***``."""
 
     def option(match: re.Match[str]) -> str:
         hide = takes_secret(match[1], match[0][len(match[1]) + len(match[2]) :])
@@ -90,13 +90,13 @@ def redacted(text: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """Whether a variable, option, key or header of this name is likely to hold a secret: api_key, hfToken, --pw."""
+    """Returns whether a variable, option, key or header ``name`` likely holds a secret: api_key, hfToken, --pw."""
     plain = _CAMEL.sub("_", name[-128:]).strip("_ ")
     return _NAME.search(plain) is not None and _OF_TEXT.search(plain) is None
 
 
 def takes_secret(option: str, value: str) -> bool:
-    """Whether ``value``, the argument behind ``option``, is a secret by that option's name."""
+    """Returns whether ``value``, the argument behind ``option``, is a secret by the option's name."""
     if not option.startswith("-") or "=" in option or value.startswith("--"):
         return False
     if option == "-p":
@@ -136,7 +136,7 @@ def _assignments(text: str) -> str:
 
 
 def _name_before(text: str, end: int, start: int) -> str:
-    """At most the last two words between ``start`` and ``end``, without quotes."""
+    """Returns at most the last two words between ``start`` and ``end``, without quotes."""
     name = text[max(start, end - MAX_NAME - 16) : end].rstrip().rstrip("\\\"'")[-MAX_NAME:]
     blanks = 0
     for index in range(len(name) - 1, -1, -1):
@@ -147,7 +147,7 @@ def _name_before(text: str, end: int, start: int) -> str:
 
 
 def _end_of_quoted(text: str, at: int, depth: int, quote: str) -> int:
-    """The end of a quoted value: after the next quote with ``depth`` backslashes, like the opening one."""
+    """Returns the end of a quoted value: after the next quote with ``depth`` backslashes, like the opening quote."""
     while (found := text.find(quote, at)) >= 0:
         escapes = found - len(text[at:found].rstrip("\\")) - at
         at = found + 1

@@ -22,7 +22,7 @@ from probing.daemon.source import Identity, ProcessKey
 __all__ = ("MAX_DEAD", "Process", "Registry", "settled")
 
 MAX_DEAD = 4_096
-# Ranks that are decided anew at each look: their evidence is kept with the facts.
+# Sources of ranks that are decided anew at each look: their evidence is kept with the facts.
 _FROM_ENVIRON = ("environment", "exec", "scheduler", "")
 _VERSION = re.compile(r"python([23]\.[0-9]{1,2})")
 
@@ -57,14 +57,14 @@ class Registry:
         self._boot_id = boot_id
         self._runs = Runs(boot_id)
         self._names = JobNames()
-        # Python processes, launchers, and dead ones from which a live one descends.
+        # Facts of Python processes, launchers, and dead processes from which a live process descends.
         self._facts: dict[ProcessKey, Facts] = {}
         self._watched: dict[ProcessKey, Process] = {}
         self._dead: OrderedDict[ProcessKey, Process] = OrderedDict()
         self._newest: dict[int, Process] = {}
         self._restored: dict[ProcessKey, Mapping[str, Any]] = {}
         self._ranking = Ranking()
-        # Called exec, and were not read since.
+        # Processes that called exec, and were not read since.
         self._replaced: set[ProcessKey] = set()
         self._pythons: dict[ProcessKey, str] = {}
         self._train_tids: dict[ProcessKey, int] = {}
@@ -73,33 +73,33 @@ class Registry:
         return key in self._facts and not self._gone(key)
 
     def live(self) -> list[Process]:
-        """Returns the live processes, one of each owner in turn: who reads the first of them is fair."""
+        """Returns the live processes, one of each owner in turn: reading only the first of them is fair to owners."""
         live = [process for process in self._watched.values() if not process.ended]
         return in_turn(live, lambda process: process.identity.owner)
 
     def shown(self) -> list[Process]:
-        """All live processes, and dead trainers whose run has a live one."""
+        """Returns all live processes, and dead trainers whose run has a live process."""
         runs = {_run_of(p) for p in self.live() if p.identity.role == "trainer"}
         lost = [p for p in self._watched.values() if p.ended and p.identity.role == "trainer" and _run_of(p) in runs]
         return [*self.live(), *lost]
 
     def get(self, key: ProcessKey) -> Process | None:
-        """From any thread: a process is in one of the two maps at any time, and at most returns to the first."""
+        """For any thread: a process is in one of the two maps at any time, and at most returns to the first."""
         return self._watched.get(key) or self._dead.get(key) or self._watched.get(key)
 
     def newest(self, pid: int) -> Process | None:
-        """The watched process that had this pid last, dead or alive. From any thread."""
+        """Returns the watched process that had this pid last, dead or alive. For any thread."""
         return self._newest.get(pid)
 
     def facts_of(self, key: ProcessKey) -> Facts | None:
         return self._facts.get(key)
 
     def over(self, key: ProcessKey) -> bool:
-        """Whether the process is known to have ended."""
+        """Returns whether the process is known to have ended."""
         return self._gone(key) or (key in self._dead and key not in self._restored)
 
     def alive(self) -> list[ProcessKey]:
-        """All live processes, watched or not, and restored ones that were not found again yet."""
+        """Returns all live processes, watched or not, and restored processes that were not found again yet."""
         return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
     def update(self, found: Iterable[Facts]) -> list[Process]:
@@ -152,11 +152,11 @@ class Registry:
         return self._assign()
 
     def note_membership(self, key: ProcessKey, membership: Membership) -> list[Process]:
-        """Note a communicator of a process. One that spans its job gives its rank where the environment gives none."""
+        """Note a communicator of a process. If it spans the job, it gives a rank that the environment lacks."""
         return self._assign() if self._ranking.note_membership(key, membership) else []
 
     def note_module(self, key: ProcessKey, state: ModuleState) -> list[Process]:
-        """Note what the Python modules of a process say of its rank and of the coordinator of its job."""
+        """Note the rank and the coordinator of the job that the Python modules of a process have."""
         facts = self._facts.get(key)
         if facts is None or not self._ranking.note_module(key, state):
             return []
@@ -197,7 +197,7 @@ class Registry:
         if process is None:
             self._facts.pop(key, None)
             self._ranking.forget(key)
-            # An earlier daemon knew it, and it ended before this one looked.
+            # An earlier daemon knew the process, which ended before this daemon looked.
             return self._dead.get(key) if self._restored.pop(key, None) else None
         self._restored.pop(key, None)
         if process.ended:
@@ -216,7 +216,7 @@ class Registry:
         self._bury(process)
 
     def replaced(self, key: ProcessKey) -> None:
-        """The process called exec: drop what belongs to its program."""
+        """The process called exec: drop the facts of its program."""
         self._pythons.pop(key, None)
         self._train_tids.pop(key, None)
         if key in self._facts:
@@ -227,7 +227,7 @@ class Registry:
         return process is not None and process.ended
 
     def _bury(self, process: Process) -> None:
-        # Thousands are kept, so only their identities.
+        # Thousands of dead processes are kept, so only their identities.
         facts = process.facts
         process.facts = Facts(facts.pid, facts.start_ns, facts.ppid, facts.uid, facts.owner)
         self._dead[process.key] = process
@@ -251,15 +251,15 @@ class Registry:
     def _assign(self) -> list[Process]:
         assigned = roles(self._facts.values())
         for key, process in self._watched.items():
-            # A launcher stays one after its ranks have ended.
+            # A launcher stays a launcher after its ranks have ended.
             if process.identity.role == "launcher" and assigned.get(key) == "trainer":
                 assigned[key] = "launcher"
         order = sorted(assigned, key=lambda key: (key[1], len(self._facts[key].ancestors), key[0]))
         changed = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
-        # Once all are known to be of a run, what they have in common says which ranks they are.
+        # The ranks follow from all trainers of a run together, once their runs are known.
         ranked = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
         changed = [p for p in changed if p.key not in {p.key for p in ranked}] + ranked
-        # A launcher takes the job of its newest trainer; helpers take that of the process above them.
+        # A launcher takes the job of its newest trainer; helpers take the job of the process above them.
         changed += [p for key in order if assigned[key] == "launcher" and (p := self._place(key, assigned))]
         changed += [
             p for key in order if assigned[key] not in ("trainer", "launcher") and (p := self._place(key, assigned))
@@ -267,7 +267,7 @@ class Registry:
         return sorted(changed, key=lambda process: process.key[::-1])
 
     def _place(self, key: ProcessKey, assigned: Mapping[ProcessKey, str]) -> Process | None:
-        """Assign a process its identity; returns the process if that changed."""
+        """Assign a process its identity; returns the process if the identity changed."""
         before = self._watched.get(key)
         if before is not None and before.ended:
             return None
@@ -301,7 +301,7 @@ class Registry:
         return process
 
     def _ranks(self, facts: Facts) -> Ranks | None:
-        """The ranks of a trainer by its best evidence, now or earlier."""
+        """Returns the ranks of a trainer by its best evidence, now or earlier."""
         process, one_node = self._watched.get(facts.key), False
         peers: dict[ProcessKey, Facts] = {}
         if process is not None:
@@ -363,7 +363,7 @@ class Registry:
         return f"{restarts_of(facts.environ)}-{anchor_of(self._boot_id, f'{facts.pid}:{facts.start_ns}')}"
 
     def _run_above(self, facts: Facts, job: Job) -> str | None:
-        """The run of the rank that started this one, as Lightning's rank 0 does; None: no rank of its job did."""
+        """Returns the run of the rank that started a process, as Lightning's rank 0 does; None without such a rank."""
         for pid, start, _ in facts.ancestors:
             above = self._watched.get(ProcessKey(pid, start))
             if above is not None and (above.identity.role, above.identity.job) == ("trainer", job.name):
@@ -371,7 +371,7 @@ class Registry:
         return None
 
     def _leader(self, facts: Facts, role: str, assigned: Mapping[ProcessKey, str]) -> Process | None:
-        """The process whose job this one shares: a launcher's newest trainer, a helper's trainer or launcher above."""
+        """Returns the process whose job a process takes: a launcher's newest trainer, the trainer above a helper."""
         if role == "launcher":
             below = [
                 process
@@ -408,10 +408,10 @@ def _run_of(process: Process) -> tuple[str, str]:
 
 
 def settled(facts: Facts, process: Process | None) -> bool:
-    """Whether the identity of a process is final, so that it need not be looked at again.
+    """Returns whether the identity of a process is final, so that the process need not be read again.
 
-    Ranks of a scheduler may be those of the process that it started. Whoever learns of a group of the process has it
-    looked at again.
+    Ranks of a scheduler may belong to the process that it started. A new group of the process has the process read
+    again.
     """
     if process is None:
         return not facts.python

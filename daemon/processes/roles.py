@@ -39,7 +39,7 @@ _LOADER_THREAD = "pt_data_worker"
 
 
 def interpreter_target(cmdline: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
-    """What a Python runs: ("script" | "module" | "code" | "", its name or text, the arguments after it)."""
+    """Returns the program of a Python: ("script" | "module" | "code" | "", name or text, the arguments after it)."""
     rest = _of_interpreter(list(cmdline))[1:]
     while rest:
         word = rest.pop(0)
@@ -54,7 +54,7 @@ def interpreter_target(cmdline: tuple[str, ...]) -> tuple[str, str, tuple[str, .
 
 
 def _of_interpreter(words: list[str]) -> list[str]:
-    """The command line from the name of the interpreter on."""
+    """Returns the command line from the name of the interpreter on."""
     if words and _LOADER.match(words[0]):
         del words[:1]
         while words and words[0].startswith("--"):
@@ -63,7 +63,7 @@ def _of_interpreter(words: list[str]) -> list[str]:
 
 
 def launches(facts: Facts) -> bool:
-    """Whether the program starts the ranks of a job."""
+    """Returns whether the program starts the ranks of a job."""
     if facts.program in NATIVE_LAUNCHERS:
         return True
     if not facts.python:
@@ -78,7 +78,7 @@ def launches(facts: Facts) -> bool:
 
 
 def roles(processes: Iterable[Facts]) -> dict[ProcessKey, str]:
-    """The role of each process that is watched; the others are left out.
+    """Returns the role of each watched process; other processes are left out.
 
     Watched are Pythons that map torch, NCCL or jaxlib or have the variables of a rank, their helpers, and launchers.
     A launcher that is no Python is watched only when a watched process descends from it.
@@ -131,7 +131,7 @@ class _Assignment:
         return "trainer" if facts.framework or (ranks is not None and ranks.certain) else "other"
 
     def _trainer_above(self, facts: Facts) -> Facts | None:
-        # A launcher in between has ranks of its own.
+        # A launcher between the two has ranks of its own.
         for above in self.ancestors(facts):
             role = self.role.get(above.key)
             if role in ("trainer", "launcher"):
@@ -139,7 +139,7 @@ class _Assignment:
         return None
 
     def _below(self, facts: Facts, above: Facts, ranks: Ranks | None) -> str:
-        """A process under one that trains: the real trainer under a wrapper, a loader, or another helper."""
+        """Returns the role of a process under a trainer: the real trainer under a wrapper, a loader, another helper."""
         # Lightning's rank 0 runs the same command for each other rank. What it forks has no threads of a group.
         again = _runs(facts) == _runs(above) and not (ranks and ranks.same(self.ranks[above.key]))
         if facts.in_group and (again or not above.in_group):
@@ -155,7 +155,7 @@ class _Assignment:
     def promote_parents(self) -> None:
         """Turn a parent of trainers that does not train itself into a launcher: of ``mp.spawn``, or a wrapper.
 
-        A Python without a framework is one if it started trainers by multiprocessing, as the engine of a server does.
+        A Python without a framework becomes a launcher if it started trainers by multiprocessing, as a server's engine.
         """
         for key in [key for key, role in self.role.items() if role == "trainer"]:
             for above in self.ancestors(self.known[key]):
@@ -171,7 +171,7 @@ class _Assignment:
         return next((self.known.get(ProcessKey(pid, start)) for pid, start, _ in facts.ancestors[:1]), None)
 
     def _started(self, key: ProcessKey, parent: Facts) -> bool:
-        """Whether multiprocessing started a trainer. A title hides its arguments; who sets titles starts it so."""
+        """Returns whether multiprocessing started a trainer. A title hides its arguments, but then implies that."""
         facts = self.known[key]
         return _forked(facts, parent) or _spawned(facts) or self.titles[key] == "trainer"
 
@@ -198,7 +198,7 @@ def _spawned(facts: Facts) -> bool:
 
 
 def _runs(facts: Facts) -> tuple[str, str, tuple[str, ...]]:
-    """What a Python runs: the kind, the name of the script without its folder, and its arguments."""
+    """Returns the program of a Python: kind, name of the script without its folder, and arguments."""
     kind, name, arguments = interpreter_target(facts.cmdline)
     return kind, name.rpartition("/")[2], arguments
 

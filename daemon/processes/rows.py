@@ -35,17 +35,17 @@ _STATES = {"T": "stopped", "t": "stopped", "D": "blocked", "Z": "zombie", "X": "
 
 
 def state_name(letter: str) -> str:
-    """The state for a letter of the kernel."""
+    """Returns the state for a letter of the kernel."""
     return _STATES.get(letter, "running")
 
 
 def event_row(node: str, ts_ns: int, event: str, process: Process, **values: Any) -> dict[str, Any]:
-    """A row of process.events at ``ts_ns`` UTC."""
+    """Returns a row of process.events at ``ts_ns`` UTC."""
     return {**_identity(node, ts_ns, process), "event": event, "role": process.identity.role, **values}
 
 
 def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> dict[str, Any]:
-    """A row of process.processes; ``state`` is None when it could not be read."""
+    """Returns a row of process.processes; ``state`` is None when it could not be read."""
     who = process.identity
     return {
         **_identity(node, ts_ns, process),
@@ -69,7 +69,7 @@ def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> d
 
 
 def env_rows(node: str, ts_ns: int, process: Process) -> list[dict[str, Any]]:
-    """Rows of process.envs, one for each variable."""
+    """Returns rows of process.envs, one for each variable."""
     identity = _identity(node, ts_ns, process)
     return [{**identity, "name": name, "value": value} for name, value in sorted(_shown(process.facts.environ))]
 
@@ -79,7 +79,7 @@ def _shown(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def detail_of(process: Process, boot_id: str) -> str:
-    """The state of a process as JSON, from which a later daemon of the same boot restores it."""
+    """Returns the state of a process as JSON, from which a later daemon of the same boot restores the process."""
     who, facts = process.identity, process.facts
     return json.dumps(
         {
@@ -109,7 +109,7 @@ def detail_of(process: Process, boot_id: str) -> str:
 
 
 def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tuple[Mapping[str, Any], Process] | None:
-    """What ``detail_of`` wrote, with its process; None for another boot's, or for what makes no sense."""
+    """Returns the detail that ``detail_of`` wrote, and its process; None if it is of another boot or makes no sense."""
     try:
         detail = json.loads(text) if len(text) <= MAX_DETAIL else None
     except ValueError:
@@ -152,7 +152,7 @@ RESTORED = ("pid", "start_ns", "event", "detail", "ts")
 
 
 def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str, Any], Process, bool]]:
-    """The detail of each process of boot ``boot_id``, the process, and whether it has ended; at most MAX_DEAD.
+    """Yields detail of each process of boot ``boot_id``, the process, and whether it has ended; at most MAX_DEAD.
 
     ``rows`` has the columns RESTORED, in their physical types.
     """
@@ -171,7 +171,7 @@ def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str
 def _newest(rows: pa.Table) -> tuple[list[tuple[ProcessKey, str | None]], set[ProcessKey]]:
     """Returns key and detail of the newest identifying rows of process.events, by time, and the processes that ended.
 
-    There can be very many rows: no Python object is made for most of them. Like ``integers``, does without
+    There can be very many rows: no Python object is made for most rows. Like ``integers``, does without
     pyarrow.compute.
     """
     texts, codes = texts_and_indices(rows.column("event").unify_dictionaries().combine_chunks())

@@ -23,7 +23,7 @@ _LETTERS = 6
 
 @dataclass(slots=True)
 class _Run:
-    """``taken``: the ranks of all its processes so far; ``live``: the processes that run."""
+    """``taken``: the ranks of all processes of the run so far; ``live``: its live processes."""
 
     name: str
     taken: set[int] = field(default_factory=set)
@@ -38,7 +38,7 @@ class Runs:
         self._of_job: dict[tuple[str, str, str], list[_Run]] = {}
 
     def name(self, facts: Facts, job: Job, launcher: ProcessKey | None, rank: int | None, container: str | None) -> str:
-        """The run of a trainer. Call it once for a process, for older processes first."""
+        """Returns the run of a trainer. To be called once for a process, for older processes first."""
         restarts = restarts_of(facts.environ)
         if job.unique:
             return restarts
@@ -90,5 +90,5 @@ class Runs:
 
 
 def anchor_of(scope: str, text: str) -> str:
-    """A hash of ``text`` of six letters."""
+    """Returns a hash of ``text`` of six letters."""
     return hashlib.blake2s(f"{scope}|{text}".encode(errors="replace")).hexdigest()[:_LETTERS]

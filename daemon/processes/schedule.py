@@ -1,4 +1,4 @@
-"""When each process is looked at."""
+"""The times at which each process is looked at."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 
 __all__ = ("AGAIN_S", "Agenda", "next_look_s")
 
-# When a Python that may still become a trainer is looked at again, s after the look before.
+# Time to the next look at a Python that may still become a trainer, s after the look before.
 AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
 RARELY_S, MAX_RARELY_S = 30.0, 120.0
-# The same for a process that is watched or has a framework, while it is young and later.
+# Time to the next look at a process that is watched or has a framework, s, while it is young and later.
 NEAR_S, NEAR_LATER_S = 5.0, 15.0
 
 
@@ -22,7 +22,7 @@ class Agenda:
         self._at: dict[int, float] = {}
 
     def add(self, pid: int, delay: float) -> None:
-        """``delay`` in seconds from now."""
+        """Adds ``pid``, due ``delay`` seconds from now."""
         at = time.monotonic() + delay
         if self._at.get(pid, float("inf")) > at:
             self._at[pid] = at
@@ -40,12 +40,12 @@ class Agenda:
         return pids
 
     def next_at(self, otherwise: float) -> float:
-        """When the next pid is due, on time.monotonic(), or ``otherwise`` if that is earlier."""
+        """Returns the time when the next pid is due, on time.monotonic(), or ``otherwise`` if that is earlier."""
         return min(otherwise, self._heap[0][0]) if self._heap else otherwise
 
 
 def next_look_s(looks: int, *, near: bool) -> float:
-    """Seconds until the next look at a process that was looked at ``looks`` times."""
+    """Returns the seconds until the next look at a process that was looked at ``looks`` times."""
     if looks <= len(AGAIN_S):
         delay = AGAIN_S[looks - 1]
     else:

@@ -40,7 +40,7 @@ MAX_PIDS = 65_536
 MAX_THREADS = 1_024
 MAX_ANCESTORS = 32
 MAX_TARGETS = 4_096
-# Reads of memory for an environment: some 130 for one of MAX_VARIABLES.
+# Reads of memory for an environment: some 130 for MAX_VARIABLES.
 MAX_READS, MAX_READ_BYTES = 1_024, 8 << 20
 _CHUNK = 64 << 10
 _LIBRARY = re.compile(
@@ -51,9 +51,9 @@ _LIBRARY_KINDS = ("python", "torch", "nccl", "jax")
 
 
 class Target:
-    """A process to read. ``start_ns`` 0 accepts whichever has the pid now. Raises ProcessGone.
+    """A process to read. ``start_ns`` 0: any process that has the pid now. Raises ProcessGone.
 
-    Where the main thread has ended before the others, ``dir_fd`` and the state in ``stat`` are of a thread that runs:
+    If the main thread has ended before the others, ``dir_fd`` and the state in ``stat`` are of a thread that runs:
     the kernel shows no memory and no files of a thread that has ended.
     """
 
@@ -94,7 +94,7 @@ class Target:
             raise ProcessGone(f"process {self.pid} exited while it was read")
 
     def read(self, name: str, limit: int) -> bytes:
-        """At most ``limit`` bytes of ``/proc/PID/name``. Raises ProcessGone, PrivilegeError or TargetError."""
+        """Returns at most ``limit`` bytes of ``/proc/PID/name``. Raises ProcessGone, PrivilegeError or TargetError."""
         fd = self.open(name)
         try:
             with self._errors():
@@ -103,7 +103,7 @@ class Target:
             os.close(fd)
 
     def open(self, name: str) -> int:
-        """A read-only descriptor of ``/proc/PID/name``. Raises like ``read``."""
+        """Returns a read-only descriptor of ``/proc/PID/name``. Raises like ``read``."""
         with self._errors():
             return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
 
@@ -117,7 +117,7 @@ class Target:
             return owner_of(lambda name: os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd), uid, cgroup)
 
     def thread_names(self) -> list[str]:
-        """The distinct names of its threads, sorted."""
+        """Returns the distinct names of the process's threads, sorted."""
         names = set()
         with self._errors():
             threads = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.dir_fd)
@@ -152,7 +152,7 @@ class Target:
 
 
 def identity(target: Target) -> dict[str, Any]:
-    """The facts of ``facts.Facts.from_reader``: clean texts, and only allowed variables of the environment.
+    """Returns the facts for ``facts.Facts.from_reader``: clean texts, and only allowed variables of the environment.
 
     ``environ``: the variables as they were at exec, unless the process has written its title over them; ``variables``:
     as getenv(3) finds them now, or None.
@@ -188,7 +188,7 @@ def identity(target: Target) -> dict[str, Any]:
 
 
 def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[dict[str, Any] | None]:
-    """State, thread names and memory of many processes [pid, start_ns]; None for one that ended or may not be read."""
+    """Returns state, thread names and memory of processes [pid, start_ns]; None for an ended or forbidden process."""
     found: list[dict[str, Any] | None] = []
     for pid, start_ns in wanted[:MAX_TARGETS]:
         try:
@@ -203,7 +203,7 @@ def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[dict[
 
 
 def list_processes(pids: list[int] | None) -> list[list[Any]]:
-    """[pid, start_ns, ppid, state, comm, exe] of all processes, or of ``pids``, without kernel threads."""
+    """Returns [pid, start_ns, ppid, state, comm, exe] of all processes, or of ``pids``, without kernel threads."""
     if pids is None:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     found = []
@@ -227,7 +227,7 @@ def _summary(target: Target) -> list[Any]:
 
 
 def _ancestors(pid: int) -> list[list[Any]]:
-    """[pid, start_ns, name of the program] of the parent, its parent and so on, without the first process."""
+    """Returns [pid, start_ns, name of the program] of the parent, its parent and so on, without the first process."""
     found: list[list[Any]] = []
     while pid > 1 and len(found) < MAX_ANCESTORS:
         try:
@@ -251,7 +251,7 @@ def _variables(pid: int, maps: bytes, program: bytes) -> dict[str, str] | None:
 
 
 def _main_thread_ended(stat: Stat) -> bool:
-    """Whether the main thread has ended and others have not."""
+    """Returns whether the main thread has ended and other threads have not."""
     return stat.state == "Z" and stat.threads > 1
 
 

@@ -17,9 +17,9 @@ __all__ = ("Place", "place_in_arguments", "place_in_title", "rank_in_grid", "rol
 
 
 class Place(NamedTuple):
-    """``coordinates`` of a process in the grid of its job, the slowest first. ``kind`` tells equal grids.
+    """``coordinates`` of a process in the grid of its job, the slowest first. ``kind``: equal for equal grids.
 
-    ``size``: the number of ranks where it is named; then there is one coordinate, the rank.
+    ``size``: the number of ranks if the title names it; then there is one coordinate, the rank.
     """
 
     kind: str
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """``role`` of the processes with this title, empty where it says nothing. ``parts``: names of coordinates."""
+    """``role`` of the processes with this title, empty if the title names none. ``parts``: names of coordinates."""
 
     title: re.Pattern[str]
     role: str
@@ -81,7 +81,7 @@ def place_in_arguments(cmdline: tuple[str, ...]) -> Place | None:
 
 
 def rank_in_grid(place: Place, places: Collection[Place]) -> Ranks | None:
-    """Returns the rank of ``place``; None where ``places``, those of all processes of the job, are no whole grid."""
+    """Returns the rank of ``place``; None if ``places``, of all processes of the job, are no whole grid."""
     if place.size is not None:
         return Ranks(place.coordinates[0], place.size)
     taken = {other.coordinates for other in places}

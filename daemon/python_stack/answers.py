@@ -24,7 +24,7 @@ from probing.daemon.stack_wire import ProcessStacks, Thread
 __all__ = ("StackAnswers",)
 
 TIMEOUT_S = 1.0
-# Longer than for Python stacks: the first request of a process reads the tables of its libraries.
+# Time for native stacks, s, longer than for Python: the first request of a process reads the tables of its libraries.
 NATIVE_TIMEOUT_S = 5.0
 NATIVE_PARALLEL = 2
 _Threads = list[Thread]
@@ -45,7 +45,7 @@ class StackAnswers:
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
     ) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
-        """The packed stacks of each process by job, run and rank, and failures as StacksReply has them.
+        """Returns the packed stacks of each process by job, run and rank, and the failures for StacksReply.
 
         ``timeout`` in seconds, for each process. Raises NotFound for an unknown job or pid.
         """
@@ -77,7 +77,7 @@ class StackAnswers:
         }
 
     def backtrace(self, now_ns: int) -> pa.RecordBatch:
-        """Rows of ``python.backtrace``: one for each Python and native frame of all trainers and data loaders."""
+        """Returns rows of ``python.backtrace``, one for each Python and native frame of trainers and data loaders."""
         by_key = {i.key: i for i in self._training()}
         threads, _ = self._with_native(by_key, TIMEOUT_S, with_locals=False)
         rows = []
@@ -90,7 +90,7 @@ class StackAnswers:
         return batch_of("python.backtrace", rows)
 
     def chosen(self, pids: Sequence[int], job: str) -> list[Identity]:
-        """The processes with these pids, of this job if there is one; or all of this job that train; or all that train.
+        """Returns the processes ``pids``, without pids all trainers. ``job``: the job that they must be of; empty: any.
 
         Raises NotFound.
         """
@@ -117,7 +117,7 @@ class StackAnswers:
         return threads, failures
 
     def _add_native(self, threads: _Threads, deadline: float) -> None:
-        """A process whose native frames cannot be read keeps its Python frames, with the reason."""
+        """Adds native frames. A process whose native frames cannot be read keeps its Python frames, with the reason."""
         by_process = _by_process(threads)
 
         def add(key: ProcessKey) -> None:

@@ -38,7 +38,7 @@ class StacksOnDemand(Source):
     @classmethod
     def make(cls, context: Context) -> StacksOnDemand:
         made = cls(context.readers, context.parsers, context.processes, context.node)
-        # The other sources of this package read processes by these.
+        # The other sources of this package read processes by these stacks.
         context.share(made.stacks)
         context.share(made.values)
         return made
@@ -48,11 +48,11 @@ class StacksOnDemand(Source):
         return {"python.backtrace": lambda pair: self.answers.backtrace(pair.real_ns)}
 
     def module_state(self, pid: int, start_ns: int) -> ModuleState | None:
-        """The rank in the state of a process's Python modules, see ``values.modules``."""
+        """Returns the rank in the state of a process's Python modules, see ``values.modules``."""
         return module_state(self.values, pid, start_ns)
 
     def runs_python(self, pid: int, start_ns: int, tid: int) -> bool:
-        """Whether a thread has Python frames now. Raises ProbingError where they cannot be read."""
+        """Returns whether a thread has Python frames now. Raises ProbingError if they cannot be read."""
         threads, failures = self.stacks.stacks([(pid, start_ns)])
         for thread in threads:
             if thread["tid"] == tid:
@@ -62,7 +62,7 @@ class StacksOnDemand(Source):
         return False
 
     def training_threads(self, targets: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-        """The tid of each process in which another thread than the main one trains, as far as stacks show that."""
+        """Returns the training thread of each process in which it is not the main thread, as far as stacks show it."""
         threads: dict[tuple[int, int], list[Thread]] = {}
         for read in self.stacks.stacks(targets)[0]:
             frames = tuple(Frame(frame["func"], frame["file"], frame["lineno"]) for frame in read["frames"])

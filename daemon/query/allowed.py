@@ -3,7 +3,7 @@
 Allowlists only, no denylists: DuckDB 2.0 has 1,702 scalar functions, of which some read files, settings and secrets or
 sleep, and each version adds more. Names are those of sqlglot 30.30.
 
-Bounds the size of what a short expression can produce, and checks functions that are named by a string.
+Bounds the size of the values that a short expression can produce, and checks functions that are named by a string.
 
 DuckDB checks deadlines and memory between vectors, so one huge scalar call escapes both: ``repeat('x', 4000000000)``
 under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls must have literal sizes.

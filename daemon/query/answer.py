@@ -1,7 +1,7 @@
-"""What the gate returns for a statement, and the parts of an answer that the engine yields beside rows, as a worker's
-messages have them.
+"""The gate's result for a statement, and the parts of an answer that the engine yields beside rows, read from a
+worker's messages.
 
-Apart from the gate, so that the service does without its parser.
+Apart from the gate, so that the service does without the gate's parser.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = (
 @dataclass(frozen=True, slots=True)
 class Checked:
     """``sql``: the text for DuckDB. ``needs``: by name of each table in it, the rows that it can need. ``users``: the
-    tables of users' probes among them. ``warnings``: for the caller. ``columns``: names, in lower case, of which each
-    column that the statement uses is one; None: it uses whole rows."""
+    tables of users' probes among them. ``warnings``: for the caller. ``columns``: names, in lower case, that include
+    the name of each column that the statement uses; None: it uses whole rows."""
 
     sql: str
     needs: dict[str, Need]
@@ -78,7 +78,7 @@ Item = bytes | QueryProgress | StatementEnd | End
 
 
 def statement_end(answer: Mapping[str, Any], index: int, statement: Checked | ProbingError) -> StatementEnd:
-    """Reads a worker's ``statement``, the answer to ``statement``. Raises InternalError."""
+    """Returns the end of ``statement`` from a worker's ``answer``. Raises InternalError."""
     warnings = statement.warnings if isinstance(statement, Checked) else ()
     try:
         if error := answer.get("error"):
@@ -89,7 +89,7 @@ def statement_end(answer: Mapping[str, Any], index: int, statement: Checked | Pr
 
 
 def end_of(answer: Mapping[str, Any], rows: int, scanned: int, warnings: list[str], *, complete: bool) -> End:
-    """Reads a worker's ``end``; ``complete``: every statement was answered. Raises InternalError."""
+    """Returns the End from a worker's ``answer``; ``complete``: every statement was answered. Raises InternalError."""
     try:
         if not complete:
             raise ValueError("a statement has no answer")

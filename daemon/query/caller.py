@@ -16,8 +16,8 @@ __all__ = ("GLANCE_S", "NOBODY", "Caller", "Scope", "stop_if", "wait_readable")
 
 
 class Scope(Enum):
-    """What a caller may do: read rows and stacks, change what is collected, change what is kept and start processes,
-    act as another node."""
+    """A right of a caller: to read rows and stacks, to change what is collected, to change what is kept and start
+    processes, to act as another node."""
 
     READ = "read"
     PROBE = "probe"
@@ -29,8 +29,8 @@ class Scope(Enum):
 class Caller:
     """``listener``: ``unix`` or ``tcp``. ``who``: uid or ``peer_name`` of the other end. ``pid`` 0: unknown.
     ``reserved``: it has threads and slots reserved for it, as root and the daemon itself have. ``name``: of its token
-    or certificate. ``scopes``: what it may do, once it is identified. ``jobs``: those whose rows it may see; None:
-    all. ``nodes``: names of nodes, in lower case, one of which the connection proves it to be."""
+    or certificate. ``scopes``: its rights, once it is identified. ``jobs``: the jobs whose rows it may see; None: all.
+    ``nodes``: names of nodes, in lower case; the connection proves that the caller is one of these nodes."""
 
     listener: str
     who: str
@@ -43,17 +43,17 @@ class Caller:
 
     @property
     def share(self) -> str:
-        """The callers with which it shares threads and connections: ``root`` (reserved), ``unix`` or ``tcp``."""
+        """The share of threads and connections that the caller uses: ``root`` (reserved), ``unix`` or ``tcp``."""
         return "root" if self.reserved else self.listener
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The key by which its calls are counted: all processes of a user with the same token are one caller."""
+        """The key by which calls are counted: all processes of a user with the same token are one caller."""
         return self.listener, self.who, self.name
 
     @property
     def holder(self) -> str:
-        """The token or certificate by which it is counted over all places it comes from, else ``who``."""
+        """The token or certificate by which the caller is counted over all its addresses, else ``who``."""
         return self.name or self.who
 
     def __str__(self) -> str:

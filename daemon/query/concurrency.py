@@ -1,7 +1,7 @@
-"""Limits how many queries run in SQL workers at the same time, so that short ones need not wait for long ones.
+"""Limits the queries that run in SQL workers at the same time, so that short queries need not wait for long ones.
 
 A query that finds no free slot waits here until its deadline. Whether a call may wait at all is decided before that, by
-``service/answering.py``: it bounds the calls and threads of each caller, and refuses at once what is above the bounds.
+``service/answering.py``: it bounds the calls and threads of each caller, and refuses calls above the bounds at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ("QuerySlot", "QuerySlots")
 
 # A query whose caller does not read its answer keeps its slot for this time after its deadline, s.
 GRACE_S = 1.0
-# A query that has run for longer is a slow one, s.
+# A query that has run for longer is a slow query, s.
 SLOW_S = 3.0
 # Slots reserved for root's queries.
 ROOTS = 2
@@ -41,9 +41,9 @@ class QuerySlot:
 class QuerySlots:
     """Lets ``most`` queries run at the same time; at most all but one of them may be large. Safe for many threads.
 
-    Of the waiting queries the first one that fits runs next. As many slots again are for callers whose running queries
-    are all slow, so that others need not wait for these to end; one caller gets at most three quarters of all slots,
-    and ROOTS more are root's. A resting query does not count.
+    Of the waiting queries the first that fits runs next. ``most`` further slots are for callers whose running queries
+    are all slow, so that their other queries need not wait for these; one caller gets at most three quarters of all
+    slots, and ROOTS more are root's. A resting query does not count.
     """
 
     def __init__(self, most: int) -> None:
@@ -81,7 +81,7 @@ class QuerySlots:
             self._leave(slot)
 
     def grow(self, slot: QuerySlot) -> None:
-        """Makes the query in ``slot`` a large one; it waits, and others may overtake it, until a large one fits."""
+        """Makes the query in ``slot`` a large query. Waits until a large query fits; others may overtake meanwhile."""
         self._leave(slot)
         slot.large = True
         self._wait(slot)

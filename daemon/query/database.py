@@ -1,4 +1,4 @@
-"""The DuckDB of a worker: kept from one request to the next, with our tables as views, and its errors as ours."""
+"""The DuckDB of a worker, kept from one request to the next; views of our tables, and the conversion of its errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Views:
         self._view(table, f'SELECT * FROM "{self._register(name, rows)}"')
 
     def _columns(self, hidden: str) -> str:
-        """Returns the columns of a relation for read_parquet: matched by name, NULL where a file lacks one."""
+        """Returns the schema for read_parquet: columns are matched by name, and NULL if a file lacks the column."""
         rows = self._connection.table(f'"{hidden}"')
         columns = zip(map(sql_text, rows.columns), map(str, rows.types), strict=True)
         fields = (f"{name}: {{name: {name}, type: {sql_text(kind)}, default_value: NULL}}" for name, kind in columns)
@@ -97,7 +97,7 @@ class Instance:
         self._kept: duckdb.DuckDBPyConnection | None = None
 
     def prepare(self) -> duckdb.DuckDBPyConnection:
-        """Returns the kept DuckDB, and makes it if there is none: ahead of a request, so that none waits for it."""
+        """Returns the kept DuckDB, or makes a DuckDB to keep: ahead of a request, so that no request waits for it."""
         if self._kept is None:
             made = self.unlocked()
             self.lock(made, self._folders)
@@ -123,7 +123,7 @@ class Instance:
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
                 "python_enable_replacements": "false",
-                # Its memory would be held from one request to the next.
+                # The memory of the cache would be held from one request to the next.
                 "enable_external_file_cache": "false",
             },
         )
@@ -131,7 +131,7 @@ class Instance:
         return connection
 
     def lock(self, connection: duckdb.DuckDBPyConnection, folders: Collection[str]) -> None:
-        """From now on ``connection`` opens files in ``folders`` alone, and sets nothing."""
+        """Locks ``connection``: from now on it opens files in ``folders`` alone, and sets nothing."""
         if folders:
             connection.execute(f"SET allowed_directories = {_quoted_list(sorted(folders))}")
         connection.execute("SET enable_external_access = false")
@@ -161,7 +161,7 @@ _ZONE_HINT = "ts and t_* are UTC without a zone: write ts > TIMESTAMP '2026-01-3
 
 
 def explain(error: BaseException) -> ProbingError:
-    """Converts an error of DuckDB or Arrow, raised while a query ran, for the user."""
+    """Returns the error for the user of an error of DuckDB or Arrow that was raised while a query ran."""
     text = str(error)
     match = _KIND.match(text)
     kind = match[1] if match else ""

@@ -31,7 +31,7 @@ from probing.daemon.store.needs import Need
 __all__ = ("Engine",)
 
 MAX_LIVE_BYTES = 256 << 20
-# A request whose statements scan more rows in sum is a large one. So many rows take about a second.
+# A request whose statements scan more rows in sum is a large request. LARGE_ROWS take about a second.
 LARGE_ROWS = 8_000_000
 # Time to report damaged segments to the store at the end of a query, s.
 REPORT_S = 0.5
@@ -39,7 +39,7 @@ _Cancelled = Callable[[], bool]
 
 
 class _Request(NamedTuple):
-    """``limited``: the caller sees rows of some jobs alone, and no number that counts the rows of others."""
+    """``limited``: the caller sees rows of some jobs alone, and no count with rows of other jobs."""
 
     statements: list[Checked | ProbingError]
     started: float
@@ -52,7 +52,7 @@ class _Request(NamedTuple):
 
     @property
     def left(self) -> float:
-        """Seconds to the deadline."""
+        """Returns the seconds to the deadline."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise QueryTimeout("the query did not end in time")
@@ -64,7 +64,7 @@ class _Request(NamedTuple):
         return [one for one in self.statements if isinstance(one, Checked)]
 
     def without(self, failed: Mapping[str, ProbingError]) -> _Request:
-        """The request in which the statements that name a table in ``failed`` have failed."""
+        """Returns the request in which the statements that name a table in ``failed`` have failed."""
 
         def outcome(one: Checked | ProbingError) -> Checked | ProbingError:
             if isinstance(one, ProbingError):
@@ -74,7 +74,7 @@ class _Request(NamedTuple):
         return self._replace(statements=[outcome(one) for one in self.statements])
 
     def rows_to_scan(self, segments: Segments) -> int:
-        """Rows in the segments of each statement's tables, in sum."""
+        """Returns the number of rows in the segments of each statement's tables, in sum."""
         return sum(_rows(segments.get(name, ())) for one in self.runnable for name in one.tables)
 
 
@@ -124,7 +124,7 @@ class Engine:
         caller: Caller = NOBODY,
         resting: Callable[[], bool] = lambda: False,
     ) -> Generator[bytes | QueryProgress | End, None, None]:
-        """As ``run_all`` of one statement, without its StatementEnd. Raises its error."""
+        """Yields the items of ``run_all`` for one statement, without the StatementEnd. Raises the statement's error."""
         error: ProbingError | None = None
         warnings: tuple[str, ...] = ()
         items = self.run_all(
@@ -162,10 +162,10 @@ class Engine:
         """Yields for each statement in turn the pieces of an Arrow IPC stream and a StatementEnd, then an End; with
         ``progress`` a QueryProgress now and then before the first piece of a statement.
 
-        ``rows_only``: no statement has a row where its tables have none, and nobody wants to know its columns then: a
-        statement without any row to read is not run and has no pieces.
+        ``rows_only``: each statement returns no row if its tables have no rows, and nobody wants to know its columns
+        then: a statement without any row to read is not run and has no pieces.
 
-        ``timeout`` in seconds covers all of it, also the time in which the caller takes the pieces. ``max_bytes``
+        ``timeout`` in seconds covers the request, also the time in which the caller takes the pieces. ``max_bytes``
         bounds all pieces together; 0: no bound. While ``resting`` returns True, because the caller takes nothing, the
         request keeps no other waiting. Raises QueryRejected for more than MAX_STATEMENTS, QueryError and its subclasses
         where all statements fail together, and PeerError when the collector does not answer.
@@ -204,7 +204,7 @@ class Engine:
                 yield from self._ask(request, snapshot, live)
 
     def _live_rows(self, request: _Request) -> tuple[dict[str, bytes], dict[str, ProbingError]]:
-        """The rows of the live tables that the statements name, and why there are none of a table."""
+        """Returns the rows of the live tables that the statements name, and the error of each table without rows."""
         names = sorted({name for one in request.runnable for name in one.tables if name in TABLES})
         rows: dict[str, bytes] = {}
         failed: dict[str, ProbingError] = {}
@@ -256,7 +256,7 @@ class Engine:
 def _job(
     request: _Request, segments: Segments, parts: list[tuple[str, int]], live: Mapping[str, bytes]
 ) -> tuple[dict[str, object], bytes]:
-    """The message for a worker; ``query/job.py`` reads it."""
+    """Returns the message for a worker, header and payload; ``query/job.py`` reads it."""
     users = {name: table for one in request.runnable for name, table in one.users.items()}
     whole = any(one.columns is None for one in request.runnable)
     spec = {
@@ -275,7 +275,7 @@ def _job(
 
 
 def _needs(statements: Iterable[Checked], live: Mapping[str, bytes]) -> dict[str, Need]:
-    """What the statements need of each stored table together."""
+    """Returns the rows of each stored table that the statements need together."""
     needs: dict[str, Need] = {}
     for one in statements:
         for name, need in one.needs.items():
@@ -290,7 +290,7 @@ def _all_failed(request: _Request) -> Iterator[StatementEnd | End]:
 
 
 def _failed_first(waiting: deque[tuple[int, Checked | ProbingError]]) -> Iterator[StatementEnd]:
-    """Takes the failed statements from the front of ``waiting``."""
+    """Takes the failed statements from the front of ``waiting``, and yields their ends."""
     while waiting and isinstance(error := waiting[0][1], ProbingError):
         yield StatementEnd(waiting.popleft()[0], error=error)
 

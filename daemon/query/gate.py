@@ -45,14 +45,14 @@ from probing.federation.sql.views import expand, known_columns
 
 __all__ = ("check",)
 
-# They say nothing about any job.
+# Tables that say nothing about any job.
 _OPEN = frozenset(("cluster.members", "probing.column_docs", "probing.table_docs"))
-# DuckDB moves no condition of the caller behind a LIMIT: one that fails would show a value of another job's row.
+# DuckDB moves no condition of the caller behind a LIMIT: a failing condition would show a value of another job's row.
 _ALL_ROWS = (1 << 62) - 1
 _KEPT_PARTS = ("joins", "laterals", "sample")
 
 MAX_NODES = 10_000
-# DuckDB plans them recursively.
+# DuckDB plans queries recursively.
 MAX_QUERIES = 200
 # Views may make a query this many times larger.
 MAX_GROWTH = 4
@@ -73,7 +73,7 @@ _HINTS: dict[type[exp.Expr], str] = {
 _ONE_NODE = "global. names the rows of all nodes, and this node was asked for its own: ask with --all-nodes"
 
 _WORDS = {"describe": _SHOW_TABLES, "show": _SHOW_TABLES, "pivot": _PIVOT, "unpivot": _PIVOT}
-# What to write instead of functions that are not allowed or that DuckDB does not have.
+# Texts to write instead of functions that are not allowed or that DuckDB does not have.
 _ELEMENTS = """unnest(from_json(culprits, '[{"rank": "INT", "node": "VARCHAR"}]')) makes a row of each element"""
 _INSTEAD = {
     "timezone": "write ts AT TIME ZONE 'Asia/Shanghai'",
@@ -82,7 +82,7 @@ _INSTEAD = {
     "bar": "show the number, or draw what -f csv writes",
 }
 
-# Its messages about a query are in the error already.
+# sqlglot's messages about a query are in the error already.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 
@@ -94,7 +94,7 @@ def check(
     jobs: Collection[str] | None = None,
 ) -> Checked:
     """Checks ``sql``, in which ``now()`` and the like become ``now_ns`` (UTC ns). ``jobs``: the caller may see the rows
-    of these alone.
+    of these jobs alone.
 
     ``users`` returns the tables of the schema ``user``, ``views`` the views of the schema ``view``; each is called only
     if the query names one. Raises QueryRejected, which names the refused part, and the errors of ``users`` and
@@ -109,7 +109,7 @@ def check(
         warnings = _expand(root, users, views)
         for node in _check_count(root, MAX_GROWTH):
             _check_node(node)
-        # Pairs, not a dict: sqlglot holds nodes of equal text for equal.
+        # The result is a list of pairs, not a dict: to sqlglot nodes of equal text are equal.
         tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         check_sizes(root)
         root = fix_times(root, now_ns)
@@ -131,7 +131,7 @@ def check(
 def _expand(
     root: exp.Query, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> tuple[str, ...]:
-    """Expands the views in ``root``. Returns a warning if it names tables of all nodes: this is one node."""
+    """Expands the views in ``root``. Returns a warning if ``root`` names tables of all nodes: this is one node."""
     named = [(table.catalog.lower(), table.db.lower()) for table in root.find_all(exp.Table)]
     own = views() if any(schema == USER_VIEWS for _, schema in named) else {}
     more = users() if any(place == (GLOBAL, USER) for place in named) else {}
@@ -163,7 +163,7 @@ def _check_printed(printed: str) -> None:
 
 
 def _parse(sql: str, times: int = 1) -> exp.Query:
-    """Raises QueryRejected unless ``sql`` is one SELECT, of at most ``times`` the usual length."""
+    """Returns the tree of ``sql``. Raises QueryRejected unless it is one SELECT of at most ``times`` usual length."""
     if any(c < " " and c not in "\t\n\r" for c in sql):
         raise QueryRejected("the query has control characters")
     try:
@@ -216,7 +216,7 @@ def _function_refused(name: str) -> QueryRejected:
 def _resolve(
     table: exp.Table, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> str | None:
-    """The name of our table, or None for a CTE or an allowed table function."""
+    """Returns the name of our table, or None for a CTE or an allowed table function."""
     if isinstance(table.this, _TABLE_FUNCTIONS):
         return None
     if not isinstance(table.this, exp.Identifier):
@@ -247,7 +247,7 @@ def _unknown_table(name: str, known: Iterable[str]) -> QueryRejected:
 
 
 def _ctes_in_scope(table: exp.Expr) -> set[str]:
-    """Names that the WITH clauses around ``table`` define before it."""
+    """Returns the names that the WITH clauses around ``table`` define before it."""
     names: set[str] = set()
     child, parent = table, table.parent
     while parent is not None:
@@ -278,7 +278,7 @@ def _words(name: str) -> str:
 
 
 def _limit_to_jobs(tables: Iterable[tuple[exp.Table, str]], known: Mapping[str, Table], jobs: Collection[str]) -> None:
-    """Changes the query of ``tables``, which are all places where it names a table, with the table's name.
+    """Limits a query to the rows of ``jobs``. ``tables``: all places where it names a table, with the table's name.
 
     Raises QueryRejected for a table whose rows do not say to which job they belong.
     """

@@ -19,7 +19,7 @@ from probing.daemon.store.needs import Need
 
 __all__ = ("Gatekeeper",)
 
-# Checks that run at the same time. One takes a millisecond or two.
+# Checks that run at the same time. A check takes a millisecond or two.
 CONCURRENT = 2
 
 
@@ -42,7 +42,7 @@ class Gatekeeper:
         cancelled: Callable[[], bool],
         caller: Caller,
     ) -> list[Checked | ProbingError]:
-        """Returns for each statement what ``gate.check`` returns or raises. ``deadline`` is on time.monotonic().
+        """Returns for each statement the result or the error of ``gate.check``. ``deadline`` is on time.monotonic().
 
         Raises QueryRejected if the check takes too long, QueryTimeout, and the errors of ``users`` and ``views``.
         """

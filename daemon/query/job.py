@@ -23,12 +23,12 @@ from probing.daemon.store.log.cache import LogCache
 
 __all__ = ("Database", "Job", "Outcome")
 
-# Bytes of rows held back before the first chunk goes out: an error until then still costs no row.
+# Bytes of rows held back before the first chunk goes out: after an error until then a retry sends no row twice.
 FIRST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 16_384
 PROGRESS_S = 0.25
-# Errors caused by the query and its values; any other may be caused by a file.
+# Errors caused by the query and its values; any other error may be caused by a file.
 _FROM_THE_QUERY = re.compile(
     r"\s*(Binder|Catalog|Constraint|Conversion|Dependency|Not implemented|Out of Memory|Out of Range|Parser|Permission"
     r"|Syntax|Invalid Type|Mismatch Type|INTERRUPT|Interrupt) Error: "
@@ -41,8 +41,8 @@ _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
 class Job:
     """A request of the engine: checked ``statements``, ``segments`` (paths) by stored table, the log's ``parts`` (path,
     length), ``live`` rows by table, ``max_bytes`` of all answers together (0: no bound), the tables of ``users`` among
-    them, whether ``progress`` is wanted, and ``columns``: of the tables' columns only those of these names are used, of
-    None all. ``reads``: the tables of each statement, if one that reads no row need not be run."""
+    them, whether ``progress`` is wanted, and ``columns``: names of the columns that the statements use; None: all.
+    ``reads``: the tables that each statement reads; set when a statement without any row to read may be skipped."""
 
     statements: list[str]
     segments: dict[str, list[str]]
@@ -61,7 +61,7 @@ class Job:
 
     @classmethod
     def unpack(cls, header: Mapping[str, Any], payload: bytes) -> Job:
-        """Reads the engine's message. Raises InternalError for a message that makes no sense."""
+        """Returns the job in the engine's message. Raises InternalError for a message that makes no sense."""
         try:
             return cls._unpack(header, memoryview(payload))
         except (AttributeError, KeyError, OSError, TypeError, ValueError, FormatError, pa.ArrowException) as e:
@@ -92,7 +92,7 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a job found beside the rows: ``tail_rows`` of the log, ``warnings``, and ``damaged`` segments."""
+    """The results of a job beside its rows: ``tail_rows`` of the log, ``warnings``, and ``damaged`` segments."""
 
     tail_rows: int = 0
     warnings: list[str] = field(default_factory=list)
@@ -109,10 +109,10 @@ class _Answer:
 
 
 class Database:
-    """The tables of ``job`` in DuckDB. The views are made for the first statement, and again after one that failed."""
+    """The tables of ``job`` in DuckDB. The views are made for the first statement, and again after a failed one."""
 
     def __init__(self, job: Job, instance: Instance, outcome: Outcome) -> None:
-        """Decodes the log. Adds to ``outcome`` what is learnt here and later."""
+        """Decodes the log. Adds warnings and damaged segments, also later ones, to ``outcome``."""
         self._job = job
         self._instance = instance
         self._outcome = outcome
@@ -132,7 +132,7 @@ class Database:
             self._instance.release(connection, {name.partition(".")[0] for name in names})
 
     def needs_no_run(self, number: int) -> bool:
-        """Returns whether statement ``number`` of the job reads no row and need not be run then."""
+        """Returns whether statement ``number`` of the job reads no row and therefore need not be run."""
         reads = self._job.reads
         return reads is not None and reads[number].isdisjoint(self._filled)
 
@@ -150,7 +150,7 @@ class Database:
             except _FAILURES as e:
                 self._discard()
                 if isinstance(e, duckdb.BinderException) and self._columns is not None:
-                    # So that its message can name columns that are alike.
+                    # All columns, so that DuckDB's message can name columns that are alike.
                     self._columns = None
                     continue
                 damaged = _damaged(self._job, e, self._instance)
@@ -193,9 +193,9 @@ class Database:
     def _prepared(self) -> duckdb.DuckDBPyConnection:
         """Returns a locked connection with views over exactly the named files."""
         job = self._job
-        # Of tables, not of their days, so that tomorrow's segments need no other DuckDB.
+        # Folders of tables, not of their days, so that tomorrow's segments need no other DuckDB.
         folders = {path.rsplit("/", 2)[0] for paths in job.segments.values() for path in paths}
-        # How often progress is known can only be set before the lock.
+        # The interval of progress can only be set before the lock.
         connection = self._instance.unlocked() if job.progress else self._instance.connect(folders)
         try:
             views = Views(connection, job.known)
@@ -222,7 +222,7 @@ class Database:
 
 
 def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:
-    """The log's rows of each stored table that the job names."""
+    """Returns the log's rows of each stored table that the job names."""
     found: dict[str, list[pa.Table]] = {name: [] for name in job.segments}
     known = job.known
     for path, length in job.parts:
@@ -282,7 +282,7 @@ def _stream(reader: pa.RecordBatchReader, answer: _Answer) -> Iterator[memoryvie
 
 
 def _damaged(job: Job, error: BaseException, instance: Instance) -> list[str]:
-    """The segments that cannot be read; none if ``error`` cannot have come from a segment."""
+    """Returns the segments that cannot be read; none if ``error`` cannot have come from a segment."""
     text = str(error)
     paths = [path for paths in job.segments.values() for path in paths]
     named = [path for path in paths if path in text]
@@ -294,7 +294,7 @@ def _damaged(job: Job, error: BaseException, instance: Instance) -> list[str]:
 def _readable(path: str, instance: Instance) -> bool:
     connection = instance.unlocked()
     try:
-        # Reads every column of every row.
+        # The loop reads every column of every row.
         for _ in connection.sql(f"SELECT * FROM read_parquet({sql_text(path)})").to_arrow_reader(BATCH_ROWS):
             pass
     except _FAILURES as e:

@@ -1,7 +1,7 @@
 """Asks SQL workers. A worker is a connection to ``sql.sock``: the listener starts a new process for each.
 
-A worker either runs SQL or checks it; the first message says which. No process does both. Its answer comes once the
-worker is warm; until then no query depends on it.
+A worker either runs SQL or checks SQL; the first message says which. No process does both. The answer to that message
+comes once the worker is warm; until then no query depends on the worker.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ("GATE", "QUERY", "WorkerPool")
 GRACE_S = 1.0
 _SPLIT = "split it: use WITH for its parts"
 _NARROW = "the next query gets a fresh worker; when this one always ends so, aggregate or narrow the time range"
-# More than requests have slots (``concurrency``). A worker that has run a query for half a second is not about to end
-# it: another one starts, so that the next query need not wait. A start costs more CPU than most queries.
+# More workers than slots of requests (``concurrency``). A query that has run for half a second is not about to end:
+# another worker starts, so that the next query need not wait. A start costs more CPU than most queries.
 QUERY = Policy(
     "SQL worker",
     size=64,
@@ -84,7 +84,7 @@ class WorkerPool:
     def _send(
         self, header: dict[str, object], payload: bytes, deadline: float, cancelled: Callable[[], bool]
     ) -> Process:
-        """Sends the request to a warm worker; skips those that ended meanwhile."""
+        """Sends the request to a warm worker, which is returned; skips workers that ended meanwhile."""
         while True:
             worker = self._acquired(deadline, cancelled)
             try:
@@ -110,7 +110,7 @@ class WorkerPool:
             raise QueryError("no SQL worker could be started", hint=hint) from e
 
     def _receive(self, worker: Process, deadline: float, cancelled: Callable[[], bool]) -> Message:
-        # Checked first, even if a message is there: the deadline includes time in which the caller read nothing.
+        # The deadline counts even if a message is there: it includes time in which the caller read nothing.
         if time.monotonic() >= deadline or not wait_readable(worker.channel.fileno(), deadline, cancelled):
             raise QueryTimeout("the query did not end in time")
         try:

@@ -1,5 +1,5 @@
 """Finds the times and jobs that a query can need of each table, and limits a query to the rows of some jobs. The store
-prunes segments by these (store/needs.py).
+prunes segments by these times and jobs (store/needs.py).
 
 Only a comparison of ``ts`` or ``job`` with constants bounds a table, and only if every row must pass it: it stands in
 the WHERE of the SELECT that names the table. All else leaves the table unbounded.
@@ -29,13 +29,13 @@ _UNITS_NS = {
     "DAY": 86_400 * 10**9,
     "WEEK": 7 * 86_400 * 10**9,
 }
-# Whether an expression is the column in question.
+# Returns whether an expression is the column in question.
 _IsColumn = Callable[[exp.Expr], bool]
 _ZONELESS = ("TIMESTAMP", "TIMESTAMPNTZ", "TIMESTAMP_NS", "DATE")
 
 
 def needs_of(tables: Iterable[tuple[exp.Table, str]]) -> dict[str, Need]:
-    """The rows needed of each table; ``tables`` are all places where a query names a table, with the table's name.
+    """Returns the rows needed of each table; ``tables``: all places where a query names a table, with the table's name.
 
     ``now()`` and the like must have been replaced by constants.
     """
@@ -63,7 +63,7 @@ def _jobs_of(table: exp.Table) -> frozenset[str] | None:
 
 
 def _conditions(table: exp.Table, column: str) -> Iterator[tuple[exp.Expr, _IsColumn]]:
-    """The conditions that every needed row of ``table`` passes, each with a test for its column ``column``."""
+    """Yields the conditions that every needed row of ``table`` passes, each with a test for its column ``column``."""
     select = table.parent.parent if isinstance(table.parent, (exp.From, exp.Join)) else None
     if not isinstance(select, exp.Select) or table.args.get("sample") or table.args.get("joins"):
         return
@@ -134,7 +134,7 @@ def _jobs_of_condition(node: exp.Expr, is_job: _IsColumn) -> frozenset[str] | No
 
 
 def _constant(node: exp.Expr) -> int | None:
-    """UTC ns of a constant time; None for any other expression and for forms that are not surely understood."""
+    """Returns a constant time as UTC ns; None for any other expression and for forms that are not surely understood."""
     if isinstance(node, exp.Paren):
         return _constant(node.this)
     if isinstance(node, (exp.Add, exp.Sub)):

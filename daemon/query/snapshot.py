@@ -1,5 +1,5 @@
-"""What the engine needs of the process that keeps the rows, what a query reads of it, and which segments could not be
-read.
+"""The interface of the process that keeps the rows, as the engine uses it, the snapshot that a query reads, and the
+segments that could not be read.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from probing.daemon.store.needs import Need
 
 __all__ = ("DamagedSegments", "QueryFile", "QuerySnapshot", "Segments", "Store")
 
-# How long a damaged segment is left out before it is tried again, s.
+# Time for which a damaged segment is left out before a query reads it again, s.
 SET_ASIDE_S = 600.0
 MAX_SET_ASIDE = 10_000
 
 
 class QueryFile(NamedTuple):
-    """A Parquet file and how many rows it has."""
+    """A Parquet file and its number of rows."""
 
     path: str
     rows: int
@@ -32,8 +32,8 @@ Segments = Mapping[str, Sequence[QueryFile]]
 
 @dataclass(frozen=True, slots=True)
 class QuerySnapshot:
-    """The rows of one instant: segments by table, and ``parts`` of the log (path, length). ``missing``: which rows it
-    lacks and why, for the caller."""
+    """The rows of one instant: segments by table, and ``parts`` of the log (path, length). ``missing``: texts for the
+    caller on the rows that the snapshot lacks."""
 
     segments: dict[str, list[QueryFile]]
     parts: list[tuple[str, int]]
@@ -47,13 +47,13 @@ class Store(Protocol):
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool]
     ) -> AbstractContextManager[QuerySnapshot]:
-        """The segments that can have rows in ``needs``, and the log. The files stay until the context ends."""
+        """Yields the segments that can have rows in ``needs``, and the log. Files stay until the context ends."""
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool]) -> bytes:
-        """Rows of a live table in its logical schema, as an Arrow IPC stream."""
+        """Returns the rows of a live table in its logical schema, as an Arrow IPC stream."""
 
     def tables(self, timeout: float) -> Mapping[str, Table]:
-        """The tables of users' probes, present and past."""
+        """Returns the tables of users' probes, present and past."""
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
         """Reports segments that could not be read. Raises nothing."""
@@ -63,11 +63,11 @@ class DamagedSegments:
     """Segments that could not be read, which the next queries leave out. Safe for many threads."""
 
     def __init__(self) -> None:
-        # Replaced, never changed.
+        # The dict is replaced, never changed, so that threads may read it.
         self._until: dict[str, float] = {}
 
     def without(self, segments: Segments) -> tuple[dict[str, list[QueryFile]], list[str]]:
-        """``segments`` without the damaged ones, and a warning for each table that has some."""
+        """Returns ``segments`` without damaged segments, and a warning for each table that has damaged segments."""
         now = time.monotonic()
         self._until = {path: until for path, until in self._until.items() if until > now}
         kept: dict[str, list[QueryFile]] = {}
@@ -79,7 +79,7 @@ class DamagedSegments:
         return kept, warnings
 
     def add(self, paths: Iterable[object]) -> list[str]:
-        """Leaves out the segments at ``paths`` for SET_ASIDE_S; returns the paths."""
+        """Leaves out the segments at ``paths`` for SET_ASIDE_S; returns the paths as texts."""
         added = [str(path) for path in paths]
         if added:
             known = {**self._until, **dict.fromkeys(added, time.monotonic() + SET_ASIDE_S)}

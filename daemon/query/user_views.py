@@ -51,7 +51,7 @@ class UserViews:
         self._views: dict[str, View] = {}
 
     def views(self) -> Mapping[str, View]:
-        """The views by name, ``view.NAME``, as they were within the last FRESH_S seconds."""
+        """Returns the views by name, ``view.NAME``, read within the last FRESH_S seconds."""
         with self._lock:
             if self._now_s() - self._looked >= FRESH_S:
                 stamp = self._look()

@@ -1,4 +1,4 @@
-"""Where this node connects to: the addresses that its administrator named, and networks for those that others name."""
+"""Decides to which addresses this node connects: those that its administrator named, and others in allowed networks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # A name is looked up again after so long, s.
 AGAIN_S = 30.0
 MAX_NAMES = 4096
-# An address outside is said for so long after it was wanted, s.
+# An address outside the networks is reported for so long after a call wanted it, s.
 SAID_S = 60.0
-# What is one site where an address is in it: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598), link-local.
+# Blocks of addresses, each of which is one site: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598), link-local.
 _SITES = tuple(
     map(
         ipaddress.ip_network,
@@ -41,21 +41,21 @@ _HINT = "add its network to cluster.allow of this node"
 
 
 class Allowed:
-    """``networks``: those of ``cluster.allow``; where there are none, the networks of this machine's interfaces and the
-    sites of the seeds and of ``own``, the address of this node. Belongs to one event loop."""
+    """``networks``: as in ``cluster.allow``. If it is empty, the networks of this machine's interfaces are allowed, and
+    the sites of the seeds and of ``own``, the address of this node. Belongs to one event loop."""
 
     def __init__(self, networks: Sequence[str] = (), own: str = "") -> None:
         self._chosen = bool(networks)
         self._networks: tuple[Network, ...] = tuple(parsed_networks(networks))
         self._own = own
-        # Addresses that the administrator named, as HOST:PORT: they are in no need of a network.
+        # Addresses that the administrator named, as HOST:PORT: they are allowed in any network.
         self.named: frozenset[str] = frozenset()
         self._ips: dict[str, tuple[float, tuple[Ip, ...]]] = {}
-        # When an address outside was last wanted.
+        # Time when each address outside the networks was last wanted.
         self._refused: dict[str, float] = {}
 
     async def set_seeds(self, seeds: Iterable[str]) -> None:
-        """Takes the addresses of the seeds."""
+        """Allows the addresses of the seeds."""
         self.named = frozenset(seeds)
         if self._chosen:
             return
@@ -67,7 +67,7 @@ class Allowed:
     async def target(self, address: str) -> str:
         """Returns the target of gRPC for ``address`` (HOST:PORT). Raises PeerError for an address that is not allowed.
 
-        A name is resolved once, so that what was looked at is what is connected to.
+        A name is resolved once, so that gRPC connects to the addresses that were checked.
         """
         if not _is_tcp(address):
             return address
@@ -94,13 +94,13 @@ class Allowed:
         return sorted(address for address, at in self._refused.copy().items() if at > since)
 
     async def among(self, addresses: Iterable[str]) -> set[str]:
-        """Returns those of ``addresses`` that are allowed."""
+        """Returns the allowed addresses among ``addresses``."""
         asked = list(addresses)
         found = await asyncio.gather(*map(self.target, asked), return_exceptions=True)
         return {address for address, target in zip(asked, found, strict=True) if isinstance(target, str)}
 
     async def _resolved(self, host: str) -> tuple[Ip, ...]:
-        """Returns the addresses of ``host``; none where its name is not known."""
+        """Returns the addresses of ``host``; none if its name cannot be resolved."""
         if (literal := _literal(host)) is not None:
             return (literal,)
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Wraps the methods of a gRPC service: who calls, whether it may, what it asked for in the audit log, errors.
+"""Wraps the methods of a gRPC service: identifies the caller, checks its rights, writes the audit log, sends errors.
 
 Admits gRPC calls: gives each a thread, or refuses it at once.
 
@@ -43,8 +43,8 @@ Timed = Callable[[str, float, str], None]
 
 
 class Guarded(Protocol):
-    """A service. ``hints``: the text of a status has the hint of its error. ``timed`` is called with the name of a
-    method, the seconds that a call of it took, and its outcome: ok, failed or cancelled."""
+    """A service. ``hints``: the text of a status has the hint of its error. ``timed`` is called with the method, the
+    seconds and the outcome of each call: ok, failed or cancelled."""
 
     audit: Audit
     hints: bool
@@ -101,9 +101,9 @@ T = TypeVar("T")
 
 
 class CallKind(Enum):
-    """Calls that share threads: at most ``most`` of a share at the same time, and ``each`` of one caller.
+    """Calls that share threads: at most ``most`` calls of a share at the same time, and ``each`` calls of one caller.
 
-    TCP has ``each / 2`` more, which one token or certificate alone does not get.
+    TCP has ``each / 2`` more calls, which one token or certificate alone does not get.
     """
 
     QUERY = ("queries", 32, 16)

@@ -1,4 +1,4 @@
-"""The audit log: who asked for what and what came of it, bounded in lines. What is refused is always counted."""
+"""The audit log: callers, their calls and the outcomes, in a bounded number of lines. All refusals are counted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from probing.daemon.query.caller import Caller, Scope
 
 __all__ = ("Audit", "described")
 
-# For each caller and reason one line is logged in this time, s.
+# Time in which one refusal is logged for each caller and reason, s.
 QUIET_S = 10.0
 MAX_REMEMBERED = 1000
-# The same for reads, s.
+# Time in which one read is logged for each caller and kind of read, s.
 READS_S = 60.0
 # Lines of changes and refusals in a second, from all callers.
 MAX_LINES = 20
@@ -30,7 +30,7 @@ class Audit:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
         self._now = now
-        # Time of the last line, and what was refused since, by caller and reason; the least recent first.
+        # Time of the last line, and number of refusals since, by caller and reason; the least recent first.
         self._lines: OrderedDict[tuple[str, str, str], tuple[float, int]] = OrderedDict()
         self._reads: OrderedDict[tuple[tuple[str, str, str], str], float] = OrderedDict()
         self._second = (0.0, 0)
@@ -53,7 +53,7 @@ class Audit:
             self._lines.popitem(last=False)
 
     def call(self, caller: Caller, what: str, scope: Scope, error: ProbingError | None) -> None:
-        """Records a call that has ended, and the error that ended it. Reads of a local user leave no line, nor do calls
+        """Logs a call that has ended, and the error that ended it. Reads of a local user are not logged, nor are calls
         of other nodes, which come all the time."""
         if isinstance(error, (PrivilegeError, Overloaded)):
             self.refused(caller, what, error.message, kind=error.kind)
@@ -64,7 +64,7 @@ class Audit:
             self._write(f"{what} asked by {caller}: {'done' if error is None else error.kind}")
 
     def _due(self, caller: Caller, what: str) -> bool:
-        """Whether a read is the first of its kind in a while."""
+        """Returns whether a read of a caller is the first of its kind within READS_S."""
         key = (caller.key, what)
         due = self._now() - self._reads.get(key, -READS_S) >= READS_S
         if due:
@@ -90,7 +90,7 @@ class Audit:
 
 
 def described(method: str, request: Any) -> str:
-    """Returns the words for a call in the log: the method, and what it changes."""
+    """Returns the text of a call in the log: the method, and what the request changes."""
     if method == "Pause":
         return "pause" if request.paused else "resume"
     if method == "Config" and (request.HasField("value") or request.reset):

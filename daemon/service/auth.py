@@ -1,6 +1,6 @@
-"""Decides who may call what: by the user of the Unix socket, and on TCP by a token, a certificate, or both.
+"""Decides which calls a caller may make: by the user of the Unix socket, and on TCP by a token, a certificate, or both.
 
-What guards the public ports is made together: tokens, TLS, the audit log, and the bound of calls a second for each
+The guards of the public ports are made together: tokens, TLS, the audit log, and the bound of calls a second for each
 caller over TCP.
 """
 
@@ -59,7 +59,7 @@ def _config_scope(request: Any) -> Scope:
     return Scope.PROBE if is_collected(request.key) else Scope.ADMIN
 
 
-# Calls of Arrow Flight. It has nothing that changes anything.
+# Calls of Arrow Flight; none of them changes anything.
 FLIGHT = frozenset(
     (
         "Handshake",
@@ -74,7 +74,7 @@ FLIGHT = frozenset(
         "ListActions",
     )
 )
-# The scope that each call needs; those of parts of a Preflight are decided with the part.
+# The scope that each call needs; the scope of a part of a Preflight is checked with the part.
 RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Query": Scope.READ,
     "QueryMany": Scope.READ,
@@ -91,9 +91,9 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Record": Scope.PEER,
     **dict.fromkeys(FLIGHT, Scope.READ),
 }
-# The calls of a token that is limited to jobs.
+# Calls that a token may make that is limited to jobs.
 FOR_JOBS = frozenset(("Query", "Stacks", "Vars", "Facts", "Status", "Peers")) | FLIGHT
-# Those of them that name one job.
+# Calls among FOR_JOBS whose request names one job.
 _NAMED = frozenset(("Stacks", "Vars", "Facts"))
 
 
@@ -111,9 +111,9 @@ class Doorkeeper:
     ) -> Caller:
         """Returns ``caller`` with its name, scopes and jobs. Raises Unauthenticated, and Overloaded for too many calls.
 
-        A certificate of a node is enough. Any other caller shows a token where there are tokens; else a certificate of
-        a client gives the scope read, and where nothing is wanted everybody has it and counts as a node. Who shows a
-        certificate and a token has the scopes that both allow.
+        A certificate of a node is enough. Any other caller shows a token if there are tokens; else a certificate of a
+        client gives the scope read. If neither is configured, every caller has that scope and counts as a node. A
+        caller who shows a certificate and a token has the scopes that both allow.
         """
         try:
             known = self._identified(caller, metadata, certificate)
@@ -143,7 +143,7 @@ class Doorkeeper:
 
 
 def _most(certificate: Certificate | None) -> frozenset[Scope]:
-    """Returns the scopes that a token can have on a connection: a node is no person, and a person no node."""
+    """Returns the scopes that a token can have beside ``certificate``: a node is no person, and a person no node."""
     if certificate is None:
         return frozenset(Scope)
     return GRANTS[Scope.PEER if certificate.peer else Scope.ADMIN]
@@ -183,7 +183,7 @@ def check_listen(
 ) -> None:
     """Raises ConfigError if ``address`` (HOST:PORT) would be open to all, or carry tokens and rows unencrypted.
 
-    ``key`` is the key of the configuration that has it.
+    ``key``: the key of the address in the configuration.
     """
     if insecure:
         return
@@ -209,7 +209,7 @@ class Doors(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> Doors:
-        """Returns the guards of ``config``. Raises ConfigError for an open port, or for files that cannot be used."""
+        """Returns the guards that ``config`` sets. Raises ConfigError for an open port or files that cannot be used."""
         for key, address in (("listen", config.listen), ("http", config.http)):
             if address:
                 check_listen(

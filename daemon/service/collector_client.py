@@ -34,8 +34,8 @@ def _never() -> bool:
 class CollectorClient:
     """Safe for many threads: each request has its own connection, of which up to KEPT stay open afterwards.
 
-    Every method raises PeerError if the collector does not answer, and the error that it answers with; methods with
-    ``cancelled`` raise QueryError once that returns True.
+    Every method raises PeerError if the collector does not answer, and the error that the collector answers with;
+    methods with ``cancelled`` raise QueryError once ``cancelled`` returns True.
     """
 
     def __init__(self, path: str) -> None:
@@ -59,7 +59,7 @@ class CollectorClient:
         return bool(answer.header.get("paused", paused))
 
     def live(self, table: str, timeout: float, cancelled: _Cancelled = _never) -> bytes:
-        """Rows of a live table in its logical schema, as an Arrow IPC stream."""
+        """Returns the rows of a live table in its logical schema, as an Arrow IPC stream."""
         return self._request({"op": "live", "table": table}, timeout, cancelled).payload
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
@@ -69,7 +69,7 @@ class CollectorClient:
             self._request({"op": "damaged", "paths": list(paths)[:MAX_REPORTED]}, timeout)
 
     def tables(self, timeout: float) -> dict[str, Table]:
-        """The tables of users' probes, present and past, by name."""
+        """Returns the tables of users' probes, present and past, by name."""
         found = _body(self._request({"op": "tables"}, timeout)).get("tables")
         try:
             return {table.name: table for table in map(user_table_from, found or ())}
@@ -79,24 +79,24 @@ class CollectorClient:
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
     ) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
-        """The packed stacks of each process, and failures as StacksReply has them. ``timeout`` in s, per process."""
+        """Returns the packed stacks of each process, and the failures in StacksReply. ``timeout``: s, per process."""
         answer = self._of_processes("stacks", pids, job, timeout, {"native": native, "locals": with_locals})
         return split_stacks(answer.header, answer.payload)
 
     def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
-        """``values`` and ``failures`` as docs/architecture.md has them."""
+        """Returns the fields ``values`` and ``failures`` that docs/architecture.md describes."""
         return _body(self._of_processes("vars", pids, job, timeout, {"names": list(names)}))
 
     def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
-        """Stores rows of ``diagnosis.findings``; ``node`` and ``ts`` are the collector's."""
+        """Stores rows of ``diagnosis.findings``; the collector sets ``node`` and ``ts``."""
         self._request({"op": "findings", "rows": list(rows)}, timeout)
 
     def conditions(self, pids: Sequence[int], job: str, timeout: float) -> dict[str, Any]:
-        """The condition of processes: ``processes``, ``loads`` and ``failures`` of ``ConditionAnswers.conditions``."""
+        """Returns ``processes``, ``loads`` and ``failures`` of ``ConditionAnswers.conditions``."""
         return _body(self._of_processes("conditions", pids, job, timeout, {}))
 
     def config(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Changes a setting, or returns all. ``request`` has the fields of ConfigRequest, the answer of ConfigReply."""
+        """Changes a setting, or returns all settings: fields of ConfigReply. ``request``: fields of ConfigRequest."""
         return _body(self._request({"op": "config", **request}, timeout))
 
     def _of_processes(self, op: str, pids: Sequence[int], job: str, timeout: float, more: Mapping[str, Any]) -> Message:
@@ -107,7 +107,7 @@ class CollectorClient:
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: _Cancelled = _never
     ) -> Iterator[QuerySnapshot]:
-        """A snapshot of the rows in ``needs`` (by table); its files stay until the context ends.
+        """Yields a snapshot of the rows in ``needs`` (by table); its files stay until the context ends.
 
         The connection is held until then: the collector releases the snapshots of a connection that breaks.
         """
@@ -197,7 +197,7 @@ def _snapshot(found: Any, needs: Mapping[str, Need]) -> QuerySnapshot:
             name: [QueryFile(str(entry["path"]), int(entry["rows"])) for entry in found["tables"].get(name, ())]
             for name in needs
         }
-        # A part without a list of tables may have rows of any.
+        # A part without a list of tables may have rows of any table.
         parts = [part for part in found["parts"] if not needs.keys().isdisjoint(part.get("tables") or needs)]
         missing = [str(text) for text in found.get("missing", ())]
         return QuerySnapshot(segments, [(str(part["path"]), int(part["length"])) for part in parts], missing)

@@ -1,6 +1,6 @@
 """Accepts TCP connections of callers who are not identified yet.
 
-A handshake has a time limit and a place among few, nobody is kept out by another's, and the kernel names the other end.
+A handshake has a time limit and one of few places, nobody keeps others out, and the kernel names the user of the peer.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def peer_name(connection: _Connection) -> str:
 
 
 def _owner(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Returns the user of the socket that is bound to ``local`` and connected to ``remote``; None: there is none here,
-    or its process has closed it."""
+    """Returns the uid of the socket that is bound to ``local`` and connected to ``remote``; None if this network
+    namespace has no such socket, or its process has closed it."""
     try:
         ends = [socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0") for host, _ in (local, remote)]
         ports = [port.to_bytes(2, "big") for _, port in (local, remote)]
@@ -70,7 +70,7 @@ def _owner(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int 
     if len(answer) < _HEADER.size + _SOCKET.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
         return None
     _, state, _, _, *found, _, _, _, _, _, _, uid, inode = _SOCKET.unpack_from(answer, _HEADER.size)
-    # The kernel answers with a listening socket where it has no other; a closed one has no file, and user 0.
+    # The kernel answers with a listening socket if it has no other; a closed socket has no file, and user 0.
     return int(uid) if found[:2] == ports and state != _LISTEN and inode else None
 
 
@@ -78,20 +78,20 @@ _C = TypeVar("_C")
 
 
 class Places(Generic[_C]):
-    """At most ``most`` connections, and ``each`` of one holder. A new one always gets a place: the oldest connection of
-    its holder gives way where that has ``each``, else the oldest of the holder that has the most."""
+    """At most ``most`` connections, and ``each`` of one holder. A new connection always gets a place: the oldest one of
+    its holder gives way if the holder has ``each``, else the oldest one of the holder with the most connections."""
 
     def __init__(self, most: int, each: int) -> None:
         self._most = most
         self._each = each
-        # By holder, in order of age.
+        # Connections by holder, in order of age.
         self._held: dict[str, list[_C]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
 
     def take(self, holder: str, connection: _C) -> tuple[str, _C] | None:
-        """Gives ``connection`` a place. Returns the holder and the connection that lost theirs for it: close that."""
+        """Gives ``connection`` a place. Returns the connection that lost its place, to be closed, and its holder."""
         held, lost = len(self._held.get(holder, ())), None
         if held >= self._each or len(self) >= self._most:
             crowd = max(self._held, key=lambda one: len(self._held[one]))
@@ -112,10 +112,10 @@ class Places(Generic[_C]):
 
 HANDSHAKE_S = 5.0
 SHUTDOWN_S = 2.0
-# Connections in their handshake: of one port, and of one address or local user.
+# Connections in their handshake, at most: of one port, and of one address or local user.
 MOST = 64
 EACH = 16
-# Pause where the process has no descriptor left, s.
+# Pause when the process has no descriptor left, s.
 PAUSE_S = 1.0
 # OpenSSL's reasons for bytes that are no TLS.
 _PLAIN = frozenset(
@@ -197,7 +197,7 @@ class Handshakes:
 
 
 def _why(error: Exception) -> str:
-    """Returns the reason in words of ours or OpenSSL's: none has bytes of the caller."""
+    """Returns the reason of ``error`` in words of ours or of OpenSSL, without bytes that the caller sent."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

@@ -34,8 +34,8 @@ class _Started(NamedTuple):
 
 
 class Diagnosis:
-    """``gatherer`` makes the facts of jobs, also for requests of clients. The watch is made by ``start``.
-    ``certified`` returns whether a node is known by its certificate."""
+    """``gatherer`` gathers the facts of jobs, also for requests of clients. ``start`` makes the watch. ``certified``
+    returns whether a certificate proves the name of a node."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Diagnosis:
     ) -> None:
         self._certified = certified
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
-        # Sockets are read so often, and who holds them at every second reading at the latest.
+        # Interval of the readings of sockets, s; the holders of sockets are read at every second reading at the latest.
         self._look_s = max(config.diagnose.stall_s, config.net.tcp_interval_s)
         self._grace_s, self._trusted = max(15.0, 3 * config.net.tcp_interval_s), config.cluster.trust_claims
         self._hook_socket = f"{config.runtime_dir}/hook.sock"
@@ -59,7 +59,7 @@ class Diagnosis:
     def start(self) -> None:
         if not self._options.enabled:
             return
-        # Imported late: the rules take long, and the service answers without them.
+        # Imported late: importing the rules takes long, and the service answers without them.
         from probing.daemon.diagnose.coordination.coordinator import Coordinator
         from probing.daemon.diagnose.coordination.job_facts import JobFacts
         from probing.daemon.diagnose.coordination.proofs import Proofs
@@ -86,11 +86,11 @@ class Diagnosis:
             self._started.jobs.close()
 
     def take(self, findings: bytes, caller: Caller) -> int:
-        """Takes findings of another node, which calls. Returns how many. Raises ProbingError."""
+        """Takes findings of another node, the caller. Returns the number of findings taken. Raises ProbingError."""
         return self._started.received.take(findings, caller) if self._started is not None else 0
 
     def sight(self, job: str, run: str) -> Sight:
-        """Returns with which addresses the ranks of a run on this node are connected."""
+        """Returns the addresses with which the ranks of a run on this node are connected."""
         return self.sights.get().sight(job, run)
 
     def sources(self) -> list[SourceState]:
@@ -108,7 +108,7 @@ class Diagnosis:
 
     @property
     def hooks(self) -> dict[str, int]:
-        """The numbers of hooks by outcome; empty without a configured one."""
+        """Returns the number of hooks by outcome; empty if no hook is configured."""
         return self._started.hooks.counts if self._started is not None else {}
 
     def among(self, status: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def to_proto(error: errors.ProbingError) -> pb.Error:
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any], error: errors.ProbingError, *, with_hint: bool = False
 ) -> NoReturn:
-    """Ends the call with ``error``, in its text ``with_hint``; does nothing if the caller went away meanwhile."""
+    """Ends the call with ``error``, whose text has the hint if ``with_hint``; does nothing if the caller went away."""
     data = to_proto(error).SerializeToString()
     context.set_trailing_metadata(((ERROR_KEY, data),))
     with suppress(grpc.aio.InternalError):

@@ -20,7 +20,7 @@ class Late(Generic[_T]):
         self.made: _T | None = None
 
     def get(self) -> _T:
-        """Returns the part; the first call makes it, which may take a twentieth of a second."""
+        """Returns the part; the first call makes it, which may take 50 ms."""
         with self._lock:
             if self.made is None:
                 self.made = self._make()

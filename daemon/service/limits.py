@@ -19,8 +19,8 @@ class Limits(NamedTuple):
 
     ``stream_s``: upper bound for a caller that streams, and may take long to write the rows. ``unread_s``: how long a
     stream waits for a caller that reads nothing. ``facts_s``: default and upper bound of the time for facts.
-    ``preflight_s``, ``preflight_max_s``: the same for facts before a job.
-    ``status_s``: the collector's time to answer for Status.
+    ``preflight_s``, ``preflight_max_s``: default and upper bound of the time for facts before a job. ``status_s``: the
+    collector's time to answer for Status.
     """
 
     query_s: float = 30.0

@@ -1,4 +1,4 @@
-"""The TCP ports for gRPC and HTTP: those that the supervisor hands over, else bound here, again until they are free."""
+"""The TCP ports for gRPC and HTTP: handed over by the supervisor, or bound here, tried again until they are free."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Listeners:
-    """Where this process has its listening sockets from. Belongs to one event loop.
+    """Hands listening sockets to the ports of this process. Belongs to one event loop.
 
     ``kept``: the supervisor binds them and hands them over, now or later.
     """
@@ -34,7 +34,7 @@ class Listeners:
 
     @classmethod
     def inherited(cls) -> Listeners:
-        """Returns those of this process, by the supervisor that started it, or by systemd."""
+        """Returns the listeners that the supervisor, which started this process, or systemd hands over."""
         number = os.environ.pop(PORTS_FD, "")
         if not number.isdigit():
             return cls()
@@ -85,7 +85,7 @@ class TcpPort:
         serve: Callable[[socket.socket], Awaitable[None]],
         listeners: Listeners | None = None,
     ) -> None:
-        """``name``: that of the source in Status."""
+        """``name``: the name of the source in Status."""
         self._name = name
         self._address = address
         self._serve = serve
@@ -94,7 +94,7 @@ class TcpPort:
         self._problem = ""
 
     async def start(self) -> None:
-        """Listens, or goes on trying every RETRY_S, or waits for the supervisor."""
+        """Listens, or tries again every RETRY_S, or waits for the supervisor."""
         self._listeners.add(self._name, self)
         if not self._listeners.kept and not await self._listen():
             self._task = asyncio.create_task(self._try())
@@ -114,7 +114,7 @@ class TcpPort:
         self._problem = problem
 
     def sources(self) -> list[pb.Source]:
-        """Returns its state for Status, if it is degraded."""
+        """Returns the state of the port for Status, if it is degraded."""
         if not self._problem:
             return []
         return [pb.Source(name=self._name, state="degraded", reason=self._problem)]

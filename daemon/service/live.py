@@ -42,7 +42,7 @@ def live_tables(
 
     def maker(table: str, rows: Callable[[], Rows]) -> Callable[[], bytes]:
         def make() -> bytes:
-            # With Arrow, which no other answer needs.
+            # Imported late: with Arrow, which no other answer needs.
             from probing.daemon.arrow import batch_of, ipc_bytes
 
             common = {"node": node, "ts": now_ns()}
@@ -95,7 +95,7 @@ def _column_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
     names = known_columns({**VIEWS, **own})
     # Only a database knows the types of these columns.
     return rows + [
-        {**_column_doc(view, Column(name, TEXT, "As the SQL of the view in probing.views makes it.")), "type": None}
+        {**_column_doc(view, Column(name, TEXT, "Column of a user's view; probing.views has its SQL.")), "type": None}
         for view in own
         for name in names(view)
     ]

@@ -24,13 +24,13 @@ _ANY = ("", "0.0.0.0", "::")  # noqa: S104
 
 
 def membership_of(config: Config, version: str, key: NodeKey | None = None) -> Membership:
-    """Returns the membership of the node that ``config`` describes; its incarnation begins with the time. ``key``: by
-    which it signs what it says of itself."""
+    """Returns the membership of the node that ``config`` describes; its incarnation begins with the time. ``key``: the
+    key by which the node signs its own entry."""
     cluster = config.cluster
     pairs = (label.partition("=") for label in cluster.labels)
     labels = tuple(sorted((key, value) for key, _, value in pairs))
     uid = secrets.randbits(63) + 1
-    # Not imported: the service has no database.
+    # The module duckdb is not imported: the service has no database.
     engine = metadata.version("duckdb")
     own = Record(config.node_name, address_of(config), int(time.time()), uid, labels, (), version, engine)
     times = Times(cluster.heartbeat_s, cluster.suspect_s, cluster.failed_s)
@@ -38,7 +38,7 @@ def membership_of(config: Config, version: str, key: NodeKey | None = None) -> M
 
 
 def address_of(config: Config) -> str:
-    """Returns where others reach the node: as it is configured, else where it listens."""
+    """Returns the address at which others reach the node: as configured, else the address on which it listens."""
     if config.cluster.advertise or not config.listen:
         return config.cluster.advertise or f"unix:{config.public_socket}"
     host, _, port = config.listen.rpartition(":")
@@ -46,7 +46,7 @@ def address_of(config: Config) -> str:
 
 
 def known_at(membership: Membership, address: str) -> Known:
-    """Returns what is known of the node whose address it is."""
+    """Returns what the membership knows of the node at ``address``."""
     found = membership.at(address)
     if found is None:
         return Known()
@@ -76,7 +76,7 @@ def member_rows(members: Iterable[Member]) -> list[dict[str, Any]]:
 
 
 def packed_peer(member: Member, named: Container[str] = ()) -> pb.Peer:
-    """``named``: addresses that the administrator of this node named."""
+    """Returns ``member`` for Peers. ``named``: addresses that the administrator of this node named."""
     return pb.Peer(
         node=member.name,
         address=member.address,

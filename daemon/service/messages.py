@@ -1,4 +1,4 @@
-"""Converts the collector's answers to messages of probing.v1. The collector bounds what it reads of its targets."""
+"""Converts the collector's answers to messages of probing.v1. Checks no sizes: the collector bounds what it reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def status_fields(status: Mapping[str, Any]) -> pb.StatusReply:
 
 
 def status_for_jobs(status: pb.StatusReply) -> pb.StatusReply:
-    """Returns ``status`` for a caller that is limited to jobs: no text, which may name jobs, and no count of all."""
+    """Returns ``status`` for a caller that is limited to jobs: without texts, which may name jobs, and total counts."""
     sources = [pb.Source(name=s.name, state=s.state, reason=_NOT_SHOWN if s.reason else "") for s in status.sources]
     shown = pb.StatusReply(sources=sources, reason=_NOT_SHOWN if status.reason else "")
     for name in ("node", "version", "instance", "state", "started_ns", "node_time_ns", "boot_id", "engine"):

@@ -1,8 +1,8 @@
 """Opens channels to the daemons of other nodes, with this node's certificate and its token for peers, and keeps them
 while they are used.
 
-All connections to other nodes begin here: so here is decided which addresses are connected to, whether TLS has to prove
-the name of a node, and what of a token a node is shown.
+All connections to other nodes begin here: this module decides to which addresses this node connects, whether TLS has to
+prove the name of a node, and whether a node gets a token itself or one bound to its name.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 class Known(NamedTuple):
     """What the membership knows of an address. ``certified``: certificates prove the name of its ``node``; ``keyed``:
-    it has a key, so it takes tokens that are bound to its name."""
+    the node has a key, so it takes tokens that are bound to its name."""
 
     node: str = ""
     certified: bool = False
@@ -56,9 +56,9 @@ class Known(NamedTuple):
 
 
 class Outgoing:
-    """A node that speaks TLS on its own port speaks it to all others. Belongs to one event loop.
+    """A node that speaks TLS on its own port speaks TLS to all others. Belongs to one event loop.
 
-    ``known`` returns what is known of an address; ``allowed`` are the addresses to connect to, all where there is none.
+    ``known`` returns the ``Known`` of an address; ``allowed``: the addresses to connect to, None: all.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Outgoing:
         self._known = known
 
     async def channel(self, address: str, *, node: str = "", anonymous: bool = False) -> grpc.aio.Channel:
-        """Returns a channel to ``address`` (unix:PATH or HOST:PORT). Raises PeerError for one that is not allowed.
+        """Returns a channel to ``address`` (unix:PATH or HOST:PORT). Raises PeerError if the address is not allowed.
 
-        ``node``: its certificate has to prove that it is the node of this name; empty: it has to prove the host of the
-        address, and the node as well where one is known there by a certificate. ``anonymous``: it shows no certificate,
+        ``node``: the peer's certificate has to prove this name of a node; if empty, the host of the address, and the
+        name of the node that is known at the address by a certificate. ``anonymous``: this node shows no certificate,
         as for calls in the name of somebody else.
         """
         if address.startswith("unix:"):
@@ -90,31 +90,31 @@ class Outgoing:
         credentials = grpc.ssl_channel_credentials(authorities, *pair)
         checked = self._checked(address, node)
         if not checked and not target.startswith("dns:"):
-            # The target has the addresses that the name has.
+            # The target has the addresses of the name, so TLS checks the name.
             checked = address.rpartition(":")[0]
         options = (*_OPTIONS, (_CHECKED, checked)) if checked else _OPTIONS
         return grpc.aio.secure_channel(target, credentials, options=options)
 
     def key(self, address: str, node: str = "") -> tuple[str, str, int]:
-        """Returns the key of a channel that is kept: another one after the certificates of this node changed."""
+        """Returns the key of a kept channel; the key changes with the certificates of this node."""
         if self._tls is None or not self._secure(address):
             return address, "", 0
         return address, self._checked(address, node), self._tls.loads
 
     def nameless(self, node: str) -> bool:
-        """Returns whether this node, of that name, speaks TLS by a certificate that does not prove its name."""
+        """Returns whether this node, whose name is ``node``, speaks TLS by a certificate that does not prove that."""
         return bool(self._tls and self._tls.wanted) and node.lower() not in (self._tls.names() if self._tls else ())
 
     def may_check(self, node: str) -> bool:
-        """Returns whether TLS can prove a node of this name: nodes speak it, and it is a name of DNS."""
+        """Returns whether TLS can prove the name ``node``: nodes speak TLS, and ``node`` is a name of DNS."""
         return bool(self._tls and self._tls.wanted and _DNS.fullmatch(node) and _ip(node) is None)
 
     def metadata(self, address: str, node: str = "") -> Metadata:
         """Returns the metadata of a call on the channel to ``address`` and ``node``: what shows this node's token.
 
-        A node without a key, which is of a version before keys or has not answered yet, is shown the token itself where
-        the administrator named it or TLS proves its name, and where nodes have no authority of their own whose
-        certificates would do: by TLS for its host, or on loopback, both inside ``cluster.allow``.
+        A node without a key, which is of a version before keys or has not answered yet, gets the token itself if the
+        administrator named it, if TLS proves its name, or, inside ``cluster.allow``, if nodes have no authority of
+        their own, whose certificates would do. The token goes out by TLS or to loopback alone.
         """
         token = self._tokens.text if self._tokens else ""
         known = self._known(address)
@@ -126,7 +126,7 @@ class Outgoing:
     def passed_on(self, address: str, authorization: str) -> Metadata:
         """Returns the metadata of a call that shows ``authorization``: by TLS, and in the clear to loopback alone.
 
-        A node that has a key is not shown a token itself, but what is bound to its name and worth nothing elsewhere.
+        A node that has a key gets no token itself, but one bound to the node's name and worth nothing elsewhere.
         """
         if not authorization or not (self._secure(address) or is_loopback(address)):
             return ()
@@ -171,14 +171,14 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-# Those to watched nodes are used at each heartbeat and stay.
+# Channels that stay open; the channels to watched nodes are used at each heartbeat and stay.
 MAX_CHANNELS = 64
 IDLE_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """``users``: calls in flight; ``used``: when the last one ended, by the clock of the event loop."""
+    """``users``: calls in flight; ``used``: when the last call ended, by the clock of the event loop."""
 
     channel: grpc.aio.Channel
     stub: Any
@@ -192,19 +192,19 @@ class PeerStubs:
     def __init__(self, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
         self._broken: list[_Peer] = []
-        # By ``Outgoing.key``, which changes with the certificate of this node. The one that was used last is the last.
+        # Peers by ``Outgoing.key``, which changes with the certificate of this node; the most recently used last.
         self._peers: OrderedDict[tuple[str, str, int], _Peer] = OrderedDict()
 
     @asynccontextmanager
     async def use(self, address: str, node: str = "") -> AsyncIterator[Any]:
-        """A context with the stub of the daemon at ``address``; ``node``: as ``Outgoing.channel`` checks it.
+        """Yields the stub of the daemon at ``address``; ``node``: as ``Outgoing.channel`` checks it.
 
         Raises ConfigError if a certificate of this node is gone, and PeerError for an address that is not allowed.
         """
         key = self._outgoing.key(address, node)
         if key not in self._peers:
             channel = await self._outgoing.channel(address, node=node)
-            # Another call may have opened it meanwhile.
+            # Another call may have opened a channel meanwhile.
             self._peers.setdefault(key, _Peer(channel, NodeStub(channel)))
         peer = self._peers[key]
         self._peers.move_to_end(key)
@@ -213,7 +213,7 @@ class PeerStubs:
             yield peer.stub
         except grpc.aio.AioRpcError as e:
             if e.code() is grpc.StatusCode.UNAVAILABLE and self._peers.get(key) is peer:
-                # Its name may have another address by now.
+                # The name of the peer may have another address by now.
                 del self._peers[key]
                 self._broken.append(peer)
             raise
@@ -230,7 +230,7 @@ class PeerStubs:
         return self._outgoing.metadata(address, node) or None
 
     async def close_idle(self) -> None:
-        """Closes connections that nobody uses: those for IDLE_S, and the oldest beyond MAX_CHANNELS."""
+        """Closes connections without calls: those idle for IDLE_S, and the oldest beyond MAX_CHANNELS."""
         self._broken, broken = [], self._broken
         for peer in broken:
             if peer.users:

@@ -1,8 +1,8 @@
 """Answers QueryMany: asks peers the same query for a caller, who cannot ask thousands at once, and passes answers on.
 
-What the caller shows each peer goes to that one, and neither this node's token nor its certificate: nobody reads by
-this node what the peers would refuse, and this node learns nothing by which it could ask other nodes. Peers are asked
-Query alone, so that a question has two levels and no more.
+Each peer gets the authorization that the caller shows for it, and neither this node's token nor its certificate: nobody
+reads through this node rows that the peers would refuse, and this node learns nothing by which it could ask other
+nodes. Peers are asked Query alone, so that a question has two levels and no more.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = ("QueryMany",)
 MAX_HELD = 64 << 20
 MAX_KEPT = 256
 PIECE_BYTES = 1 << 20
-# The caller hears something at least so often, s.
+# Longest pause between two replies to the caller, s.
 SIGN_S = 0.5
-# The answers need time for the way back, s.
+# Time for the way of the answers back to the caller, s.
 MARGIN_S = 0.2
 # The connection broke, or the peer's gRPC had too many calls to begin this one.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -98,24 +98,24 @@ class _Channels:
         return channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def take(self, address: str) -> grpc.aio.Channel:
-        """Raises PeerError if this node has lost its certificate, or for an address that is not allowed."""
+        """Returns a channel. Raises PeerError if this node has lost its certificate, or the address is not allowed."""
         channel = self._kept.get(address)
         if channel is None:
             try:
                 opened = await self._outgoing.channel(address, anonymous=True)
             except ConfigError as e:
                 raise PeerError(e.message, hint=e.hint) from None
-            # Another caller may have opened it meanwhile.
+            # Another caller may have opened a channel meanwhile.
             channel = self._kept.setdefault(address, opened)
         self._kept.move_to_end(address)
         while len(self._kept) > self._most:
-            # Who uses it holds it; then it is closed as it is collected.
+            # The calls that use a channel hold it; after them it is closed as it is garbage-collected.
             self._kept.popitem(last=False)
         return channel
 
 
 class _Writer:
-    """Writes replies one at a time, and the answer of a peer once."""
+    """Writes replies one at a time, and each peer's answer once."""
 
     def __init__(self, context: Context, unread_s: float) -> None:
         self._context = context
@@ -124,7 +124,7 @@ class _Writer:
         self._done: set[str] = set()
 
     async def signs(self) -> None:
-        # A caller that is gone, or reads nothing, is an error of the answers.
+        # If the caller is gone, or reads nothing, the answers report the error.
         with suppress(grpc.aio.InternalError, asyncio.TimeoutError):
             while True:
                 await asyncio.sleep(SIGN_S)
@@ -158,7 +158,7 @@ class _Writer:
 
 
 class _Question:
-    """One query for the peers of one caller. ``authorizations``: what the caller shows, and to single peers instead."""
+    """One query for the peers of one caller. ``authorizations``: the caller's own, and those for single peers."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class _Question:
         finally:
             call.cancel()
             self._held -= sum(held)
-        # Each address counts by itself: the caller compares the names of nodes.
+        # Two addresses may be of one node: the caller compares the names of nodes.
         return address, None
 
     def _holds(self, part: pb.QueryReply, held: list[int]) -> bool:

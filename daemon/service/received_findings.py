@@ -64,7 +64,7 @@ class _Allowance(NamedTuple):
 class ReceivedFindings:
     """``taken`` is called with each row that is taken. ``certified`` returns whether a certificate proves a node.
 
-    Safe for many threads. ``refused`` counts rows.
+    Safe for many threads. ``refused`` counts the rows that were not taken.
     """
 
     def __init__(
@@ -94,16 +94,15 @@ class ReceivedFindings:
 
     @property
     def detail(self) -> str:
-        """Returns what is not proven of the findings of other nodes, for ``status``; empty if all is."""
+        """Returns a text on findings of nodes that no certificate proves, for ``status``; empty if all are proven."""
         count = self._without_certificate
         return f"{count} findings of other nodes, which no certificate proves" if count else ""
 
     def take(self, rows: bytes, caller: Caller) -> int:
-        """Gives rows of ``diagnosis.findings``, a JSON list, to the watch; those of jobs without ranks here are left
-        out.
+        """Gives rows of ``diagnosis.findings``, a JSON list, to the watch, without rows of jobs that have no rank here.
 
-        Returns how many were taken. Raises FormatError and UsageError for anything else than such rows, PrivilegeError
-        for what the caller may not say, and Overloaded for too many.
+        Returns the number of rows taken. Raises FormatError and UsageError for anything else than such rows,
+        PrivilegeError for rows that the caller may not send, and Overloaded for too many.
         """
         checked = _rows(rows)
         known = [row for row in checked if self._watch.watches(row["job"], row["run"])]
@@ -125,7 +124,7 @@ class ReceivedFindings:
         return len(known)
 
     def _sender(self, row: _Row, caller: Caller) -> str:
-        """Returns the node that sends ``row``. Raises PrivilegeError unless it is proven to take part in its job."""
+        """Returns the node that sends ``row``. Raises PrivilegeError unless it is proven to take part in the job."""
         job, run, sender = str(row["job"]), str(row["run"]), str(row["found_by"])
         if caller.nodes and not proves_node(caller, sender):
             sender = proven_node(caller, self._parts.claims(job, run)) or ""
@@ -141,7 +140,7 @@ class ReceivedFindings:
         return sender
 
     def _check(self, row: _Row, sender: str) -> None:
-        """Raises PrivilegeError where ``row`` names ranks for which ``sender`` may not speak."""
+        """Raises PrivilegeError if ``row`` names ranks for which ``sender`` may not speak."""
         job, run = row["job"], row["run"]
         own = self._parts.holding(job, run).ranks
         claims = self._parts.claims(job, run)
@@ -204,7 +203,7 @@ def _list(text: Any) -> list[Any]:
 
 
 def _check_names(row: _Row) -> None:
-    """Raises UsageError where the columns name other ranks and nodes than the culprits do."""
+    """Raises UsageError if the columns name other ranks and nodes than the culprits do."""
     culprits = _named(row, "culprits")
     nodes = set((row.get("nodes") or "").split(",")) - {""}
     if _numbers(row.get("ranks")) != [rank for rank, _ in culprits][:_MAX_RANKS]:
@@ -216,7 +215,7 @@ def _check_names(row: _Row) -> None:
 
 
 def _named(row: _Row, column: str) -> list[tuple[int, str]]:
-    """Returns rank and node of each item of a column. Raises UsageError for anything else."""
+    """Returns rank and node of each item of ``column``. Raises UsageError for anything else."""
     items = _list(row.get(column))
     if not all(isinstance(one, dict) and type(one.get("rank")) is int for one in items):
         raise UsageError(f"the {column} of a finding have no ranks")
@@ -226,7 +225,7 @@ def _named(row: _Row, column: str) -> list[tuple[int, str]]:
 
 
 def _numbers(text: str | None) -> list[int]:
-    """Raises UsageError."""
+    """Returns the numbers in ``text``. Raises UsageError."""
     try:
         numbers = [int(number) for number in text.split(",")] if text else []
     except ValueError:

@@ -1,8 +1,8 @@
 """Relays the public sockets to gRPC: identifies, counts and bounds connections before gRPC sees a byte.
 
 gRPC does not report the user at the other end of a Unix socket, and bounds neither connections nor callers. So the
-service accepts connections itself and passes their bytes to gRPC's inner socket. Each goes by an address of its own,
-which gRPC reports as the peer of a call.
+service accepts connections itself and passes their bytes to gRPC's inner socket. Each connection has an address of its
+own there, which gRPC reports as the peer of a call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ("Link", "Relay")
 # Most authenticated connections of a share (see Caller), and of one caller.
 MOST = {"root": 48, "unix": 64, "tcp": 64}
 EACH = {"root": 40, "unix": 16, "tcp": 16}
-# The same for TCP connections that have not shown a token: a new one takes the place of an old one.
+# Most TCP connections that have not shown a token: in all, and of one address. A new one takes the place of an old one.
 MOST_UNKNOWN, EACH_UNKNOWN = 64, 16
 # A TCP connection must send the token within this time, s.
 UNKNOWN_S = 10.0
@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Link:
-    """A connection. ``known``: the authenticated caller that it counts for; None before it is. ``certificate``: the one
-    that it showed."""
+    """A connection. ``known``: the authenticated caller that it counts for; None before the caller is authenticated.
+    ``certificate``: the certificate that the caller showed."""
 
     name: str
     caller: Caller
@@ -65,7 +65,7 @@ class Relay:
         self._inner = inner
         self._tls = tls
         self._audit = audit
-        # The least recently used first.
+        # Links by gRPC's peer, the least recently used first.
         self._links: dict[str, Link] = {}
         self._unknown: Places[Link] = Places(MOST_UNKNOWN, EACH_UNKNOWN)
         self._servers: list[asyncio.Server | Handshakes] = []
@@ -78,8 +78,8 @@ class Relay:
         return self._links.get(peer.removeprefix(_PEER))
 
     async def serve(self, listener: socket.socket, *, known: bool) -> None:
-        """Accepts connections of ``listener`` and owns it. ``known``: they need no token. TCP speaks TLS where it is
-        configured."""
+        """Accepts connections of ``listener`` and owns it. ``known``: connections need no token. TCP connections speak
+        TLS if it is configured."""
         make = lambda: _Front(self, known)  # noqa: E731
         loop = asyncio.get_running_loop()
         if listener.family == socket.AF_UNIX:
@@ -98,13 +98,13 @@ class Relay:
             link.close()
 
     def admit(self, transport: asyncio.Transport, *, known: bool) -> Link | None:
-        """Returns the link of a new connection; None if its caller or its share has too many. One that is not known
-        always has a place, until it is."""
+        """Returns the link of a new connection; None if its caller or its share has too many. A connection whose caller
+        is not known always has a place, until the caller is known."""
         caller = _caller_of(transport)
         if known and not self._has_room(caller):
             self._report(caller)
             return None
-        # Random, so that no other process can take the name first and block the connection.
+        # The name is random, so that no other process can take it first and block the connection.
         secured = transport.get_extra_info("ssl_object")
         certificate = self._tls.certificate(secured) if secured is not None else None
         name = f"probingd-{secrets.token_hex(12)}"
@@ -117,23 +117,23 @@ class Relay:
         return link
 
     def know(self, link: Link, caller: Caller) -> None:
-        """Notes that ``caller`` has shown on ``link`` who it is. Raises Overloaded, and ends the connection, if the
-        caller or its token has too many; a token with more of them gives way to others."""
+        """Notes that ``caller`` was authenticated on ``link``. Raises Overloaded and ends the connection if the caller
+        or its token has too many connections; a token with more connections gives way to other tokens."""
         if link.known is not None:
             if link.name in self._links:
                 self._links[link.name] = self._links.pop(link.name)
             return
         if not self._has_room(caller):
             self._report(caller)
-            # The answer goes first.
+            # The connection ends later, so that the answer goes first.
             asyncio.get_running_loop().call_later(REFUSED_S, link.close)
             raise Overloaded(f"{caller} has too many connections, or all are taken", hint="close some of them")
         self._unknown.leave(link.caller.who, link)
         link.known = caller
 
     def _has_room(self, caller: Caller) -> bool:
-        """Returns whether ``caller`` may have one connection more, and makes room where its token has fewer than
-        another one."""
+        """Returns whether ``caller`` may have one connection more, and makes room if its token has fewer connections
+        than another token."""
         share = [(one, link) for link in self._links.values() if (one := link.known) and one.share == caller.share]
         if sum(one.key == caller.key for one, _ in share) >= EACH[caller.share]:
             return False
@@ -162,7 +162,7 @@ class Relay:
             sock.bind(f"\0{link.name}")
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, self._inner)
-            # gRPC speaks first.
+            # On a new connection gRPC speaks first.
             _, back = await loop.create_connection(lambda: _Side(front), sock=sock)
         except OSError as e:
             _log.warning("a connection could not be passed on: %s", e.strerror)
@@ -190,7 +190,7 @@ class Relay:
 
 
 class _Side(asyncio.Protocol):
-    """One end of a relayed connection; writes what it reads to ``other``, no faster than that end sends."""
+    """One end of a relayed connection; writes the bytes that it reads to ``other``, no faster than ``other`` sends."""
 
     transport: asyncio.Transport
 

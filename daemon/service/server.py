@@ -4,7 +4,7 @@ gRPC's own services, for callers with the scope read: health (grpc.health.v1), a
 
 Refuses requests that are too large, or no message of their kind.
 
-gRPC alone would log a traceback for each of the latter, token or not, and nothing for the former.
+gRPC alone would log nothing for a request that is too large, and a traceback for each other one, token or not.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MALFORMED = _Refused("the request is malformed")
 
 
 class _MalformedRequests(grpc.aio.ServerInterceptor):
-    """``refused`` is called with the context of a call that sent one, and why. A request has at most ``most`` bytes."""
+    """``refused`` is called with the context of a call that sent one, and the reason. ``most``: bytes of a request."""
 
     def __init__(self, refused: Callable[[Any, str], None], most: int) -> None:
         self._refused = refused
@@ -96,7 +96,7 @@ class _MalformedRequests(grpc.aio.ServerInterceptor):
                     await self._abort(context, request.why)
                 yield request
 
-        # gRPC decides by the kind of the function how it calls it.
+        # gRPC decides by the kind of the function how to call the function.
         if inspect.isasyncgenfunction(answer):
 
             async def replies(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -123,7 +123,7 @@ _Admit = Callable[[str, Context], Awaitable[None]]
 def _add_standard_services(
     server: grpc.aio.Server, identify: Callable[[Context], Awaitable[Caller]], audit: Audit
 ) -> HealthServicer:
-    """Adds both services to ``server``; returns that of health, which reports SERVING until its shutdown.
+    """Adds gRPC's own services to ``server``; returns the service of health, which reports SERVING until its shutdown.
 
     ``identify`` returns the caller of a call, or raises Unauthenticated or PrivilegeError.
     """
@@ -179,10 +179,10 @@ MAX_CALLS = 32
 MAX_REQUEST = 1 << 20
 MAX_METADATA = 16 << 10
 _OPTIONS = (
-    # gRPC ends a call with more without a word to us; MalformedRequests refuses and logs what is between.
+    # gRPC ends a call with more bytes without a word to us; _MalformedRequests refuses and logs those up to this bound.
     ("grpc.max_receive_message_length", 2 * MAX_REQUEST),
     ("grpc.max_metadata_size", MAX_METADATA),
-    # For each connection; the relay bounds the number of connections.
+    # The bound of each connection; the relay bounds the number of connections.
     ("grpc.max_concurrent_streams", MAX_CALLS),
     ("grpc.so_reuseport", 0),
 )
@@ -207,7 +207,7 @@ class Server:
         self._keeper = keeper
         self._audit = audit
         self._health: HealthServicer | None = None
-        # In the directory of the public socket, and for this user alone.
+        # The inner socket is in the directory of the public socket, for this user alone.
         self._inner = str(Path(path).with_name("rpc.sock"))
         self._relay = Relay(self._inner, tls, audit)
         self._server = grpc.aio.server(
@@ -216,8 +216,8 @@ class Server:
         self._port = TcpPort("tcp", tcp, partial(self._relay.serve, known=False), listeners) if tcp else None
 
     async def start(self, servicer: NodeServicer, flight: FlightServiceServicer | None = None) -> None:
-        """Starts to answer, also Arrow Flight where there is ``flight``. Raises ConfigError if the Unix socket is taken
-        or cannot be created; a port that is taken is tried again."""
+        """Starts to answer, also Arrow Flight if ``flight`` is given. Raises ConfigError if the Unix socket is taken or
+        cannot be created; a port that is taken is tried again."""
         add_NodeServicer_to_server(servicer, self._server)
         if flight:
             from probing.api.proto.arrow.flight.Flight_pb2_grpc import add_FlightServiceServicer_to_server
@@ -248,7 +248,7 @@ class Server:
     async def identify(
         self, context: grpc.aio.ServicerContext[Any, Any], shown: Sequence[tuple[str, str | bytes]] | None = None
     ) -> Caller:
-        """Returns the caller of a call; ``shown``: metadata that counts in place of its own.
+        """Returns the caller of a call; ``shown``: metadata that counts in place of the call's own.
 
         Raises Unauthenticated on TCP without token or certificate, Overloaded for too many calls, and PrivilegeError
         for a call that did not come by a public socket.
@@ -264,7 +264,7 @@ class Server:
             except Unauthenticated:
                 await asyncio.sleep(WRONG_TOKEN_S)
                 if link.certificate is not None:
-                    # Its certificate may have ended: a new connection shows the new one.
+                    # The caller's certificate may have ended: a new connection shows the new certificate.
                     asyncio.get_running_loop().call_later(WRONG_TOKEN_S, link.close)
                 raise
             self._relay.know(link, caller)
@@ -286,7 +286,7 @@ _DIRECTORY = "its directory must exist and belong to the service's user"
 def _bind_public(path: str, group: str) -> socket.socket:
     if _answers(path):
         raise ConfigError(f"{path} is taken: a daemon answers on it", hint="stop it, or choose another --socket")
-    # So that no one outside the group can connect before the mode is set.
+    # Under this umask nobody outside the group can connect before the mode is set.
     with _umask(0o117):
         _unlink(path)
         try:

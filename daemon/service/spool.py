@@ -17,7 +17,7 @@ from probing.daemon.query.caller import Caller
 
 __all__ = ("Spool", "Spools")
 
-# Most bytes buffered for one reader, and for all readers; one part for each reader does not count.
+# Most bytes buffered for one reader, and for all readers; one part of each reader does not count.
 EACH_BYTES = 8 << 20
 ALL_BYTES = 32 << 20
 # A query that has waited for its reader this long is resting, s.
@@ -83,7 +83,7 @@ class Spool(Generic[T]):
 
     @property
     def rests(self) -> bool:
-        """Whether the query has only waited for its reader for REST_S."""
+        """Whether the query has done nothing but wait for its reader for REST_S."""
         since = self._waits_since
         return since is not None and time.monotonic() - since >= REST_S
 
@@ -121,7 +121,7 @@ class Spool(Generic[T]):
         self._set(self._news)
 
     def evict(self) -> None:
-        """Sets ``evicted``, to make room for others: the reader takes nothing."""
+        """Sets ``evicted``, to make room for other spools: the reader of this spool takes nothing."""
         self._set(self.evicted)
 
     async def take(self) -> T | None:

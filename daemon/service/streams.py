@@ -37,8 +37,8 @@ class _Options(TypedDict):
 
 
 class Form(NamedTuple):
-    """How an answer goes out. ``cut`` yields what is buffered, and its bytes; it runs in a thread. ``reply`` makes the
-    message of it when it is written, or None."""
+    """The form of the messages of an answer. ``cut`` yields parts to buffer, each with its size in bytes; it runs in a
+    thread. ``reply`` makes the message of a part when it is written, or returns None."""
 
     cut: Callable[[Iterator[Item]], Iterator[tuple[Any, int]]]
     reply: Callable[[Any], Any]
@@ -170,7 +170,7 @@ def _sized(parts: Iterator[Item]) -> Iterator[tuple[Item, int]]:
 
 
 def _names(request: pb.QueryRequest) -> list[str]:
-    """The names of the statements; none for a request of the older form. Raises QueryRejected."""
+    """Returns the names of the statements; none for a request of the older form. Raises QueryRejected."""
     names = [statement.name for statement in request.statements]
     texts = [statement.sql for statement in request.statements] or [request.sql]
     if names and request.sql:

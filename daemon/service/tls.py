@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Certificate(NamedTuple):
-    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: UTC s. ``made``: by which authorities.
+    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: UTC s. ``made``: version of the authorities.
 
     ``nodes`` are the names of nodes that it proves: the DNS names of a peer's certificate, in lower case."""
 
@@ -51,7 +51,7 @@ class Tls:
         self._loads = 0
         self._pem: tuple[bytes | None, bytes | None, bytes | None] = (None, None, None)
         self._problem = ""
-        # The names in the own certificate, and the load in which they were read.
+        # The names in this node's certificate, and the load in which they were read.
         self._own_names: frozenset[str] = frozenset()
         self._names_of = -1
         self._context: ssl.SSLContext | None = None
@@ -65,7 +65,7 @@ class Tls:
 
     @property
     def has_peers(self) -> bool:
-        """Whether nodes have authorities of their own, so that their certificates are enough for each other."""
+        """Whether nodes have authorities of their own, so that a node's certificate is enough for other nodes."""
         return bool(self._config.peer_ca)
 
     @property
@@ -74,11 +74,11 @@ class Tls:
         return bool(self._config.client_ca)
 
     def server(self) -> ssl.SSLContext:
-        """Returns the context for the next connection. Files that cannot be used leave the last one."""
+        """Returns the context for the next connection; while files cannot be used, the last context."""
         try:
             stamps = self._stats()
             if stamps != self._stamps:
-                # Before the attempt, so that broken files are tried once.
+                # The stamps are set before the attempt, so that broken files are tried once.
                 self._stamps = stamps
                 self._load(stamps)
                 self._problem = ""
@@ -115,7 +115,7 @@ class Tls:
 
     @property
     def loads(self) -> int:
-        """How often files were loaded: a connection made before the last time may show an old certificate."""
+        """The number of loads of files: a connection made before the last load may show an old certificate."""
         if self.wanted:
             self.server()
         return self._loads
@@ -125,7 +125,7 @@ class Tls:
         if not self.wanted:
             return frozenset()
         if self._names_of != self._loads:
-            # Takes 50 ms to import, and only status asks.
+            # Imported late: the import takes 50 ms, and only status asks.
             from cryptography import x509
 
             own = x509.load_pem_x509_certificate(self._pem[2] or b"")
@@ -138,7 +138,7 @@ class Tls:
         return self._own_names
 
     def files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns what a call to a peer needs as PEM: its authorities, our key and chain; None for what is unset."""
+        """Returns PEM for a call to a peer: the peer's authorities, our key and our chain; None for an unset one."""
         self.server()
         return self._pem
 
@@ -207,7 +207,7 @@ def _verified_chain(connection: Any) -> list[bytes]:
     """Returns the chain from the caller's certificate to the authority, as DER."""
     if sys.version_info >= (3, 13):
         return list(connection.get_verified_chain())
-    # The public method is younger; the object beneath has it since 3.10. 2: DER.
+    # The public method is younger than Python 3.10, the method of the object beneath is not. 2: DER.
     return [certificate.public_bytes(2) for certificate in connection._sslobj.get_verified_chain()]
 
 
@@ -231,7 +231,7 @@ def _read(path: Path) -> bytes:
 
 
 def _no_password() -> str:
-    """Instead of a prompt on the terminal."""
+    """Takes the place of OpenSSL's prompt on the terminal."""
     raise ValueError("the key has a password")
 
 

@@ -23,7 +23,7 @@ MAX_TOKEN = 4096
 MAX_FILE = 1 << 20
 MAX_TOKENS = 1000
 MAX_JOBS = 1000
-# What the scope in a file allows.
+# The scopes that each scope in a file allows.
 GRANTS = {
     Scope.READ: frozenset((Scope.READ,)),
     Scope.PROBE: frozenset((Scope.READ, Scope.PROBE)),
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """``jobs``: the only ones whose rows it may see; None: all."""
+    """``jobs``: the only jobs whose rows the token may see; None: all."""
 
     name: str
     value: bytes
@@ -53,7 +53,7 @@ class Token:
 
 
 class Tokens:
-    """The tokens of ``file``. ``node``: the name of this node, to which callers bind what they show of a token."""
+    """The tokens of ``file``. ``node``: the name of this node, to which callers bind their tokens."""
 
     def __init__(self, file: str, node: str = "") -> None:
         """An empty ``file`` means that no token is needed. Raises ConfigError for a file that cannot be used."""
@@ -62,7 +62,7 @@ class Tokens:
         self.wanted = bool(file)
         self._stamp: tuple[int, int, int] | None = None
         self._tokens: tuple[Token, ...] = ()
-        # What shows each of them to this node.
+        # Each token behind the values of the header that show it: the token itself, and bound to this node.
         self._shown: tuple[tuple[bytes, Token], ...] = ()
         self._problem = ""
         if file:
@@ -70,17 +70,17 @@ class Tokens:
 
     @property
     def text(self) -> str:
-        """The token to show to peers; empty where there is none with the scope peer."""
+        """The token to show to peers; empty if no token has the scope peer."""
         self._refresh()
         return next((token.value.decode("ascii") for token in self._tokens if Scope.PEER in token.scopes), "")
 
     def find(self, authorization: str | bytes) -> Token | None:
-        """Returns the token in ``authorization``, the value of such a header, which shows it itself or is bound to
-        this node; None for a wrong one."""
+        """Returns the token in ``authorization``, the value of that header, which has the token itself or one bound to
+        this node; None for a wrong value."""
         self._refresh()
         given = authorization.encode() if isinstance(authorization, str) else authorization
         found = None
-        # All are compared, each in the same time for every wrong token.
+        # All tokens are compared, each in the same time for every wrong value.
         for known, token in self._shown:
             if hmac.compare_digest(given, known):
                 found = token
@@ -134,7 +134,7 @@ def _tokens(text: str) -> tuple[Token, ...]:
     try:
         entries = toml.loads(text).get("token") if len(text) <= MAX_FILE else None
     except ValueError:
-        # Its message may quote a token.
+        # The message of tomllib may quote a token.
         raise ValueError("it is not TOML") from None
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_TOKENS:
         raise ValueError(f"it must have 1 to {MAX_TOKENS} tokens")

@@ -27,7 +27,7 @@ _RAW_FACTOR = 2
 
 
 class Appender:
-    """Safe to call from any thread. ``wake`` is called when maintenance has something to do at once."""
+    """Safe to call from any thread. ``wake`` is called when maintenance shall run at once."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Appender:
         self._retired: list[int] = []
         # Number and length of the part that was synced last.
         self._synced: tuple[int, int] = (0, 0)
-        # Numbers of the newest part, and of the newest one whose name is synced.
+        # Numbers of the newest part, and of the newest part whose name is synced.
         self._newest = self._newest_synced = 0
         self._closed = False
 
@@ -95,16 +95,16 @@ class Appender:
             self._end_part()
 
     def sync(self) -> None:
-        """Makes everything appended so far survive a power cut. Raises StoreError."""
+        """Syncs all records appended so far, so that they survive a power cut. Raises StoreError."""
         with self._syncing:
-            # In this order: a part that is made or closed meanwhile is left to the next round.
+            # Read in this order: a part that is made or closed meanwhile is left to the next round.
             newest, retired, writer = self._newest, list(self._retired), self._writer
             try:
                 for fd in retired:
                     self._files.fsync(fd)
                     self._retired.remove(fd)
                     self._files.close(fd)
-                # The writer may be retired meanwhile, but its descriptor is only closed here.
+                # The writer may be retired meanwhile, but its descriptor is closed by this method alone.
                 if writer is not None and (written := (writer.part.number, writer.part.length)) != self._synced:
                     self._files.fsync(writer.fd)
                     self._synced = written
@@ -117,7 +117,7 @@ class Appender:
             self._state.problems.pop("sync", None)
 
     def close(self) -> bool:
-        """Ends the live part, syncs if possible and closes all descriptors. Returns False when already closed."""
+        """Ends the live part, syncs if possible and closes all descriptors. Returns False if it was closed already."""
         with self._appending:
             if self._closed:
                 return False
@@ -163,7 +163,7 @@ class Appender:
 
     def _can_retry(self, e: OSError) -> bool:
         if e.errno == errno.ENOENT:
-            # The directory was deleted. The next maintain() finds out what is lost with it.
+            # The directory was deleted. The next maintain() finds the rows that are lost with it.
             with contextlib.suppress(OSError):
                 self._files.make_dir(self._context.root / WAL_DIR)
                 self._wake()

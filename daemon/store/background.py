@@ -49,7 +49,7 @@ class Background:
             thread.join()
 
     def appended(self) -> None:
-        """There is something to sync."""
+        """Has the appended records synced."""
         self._unsynced.set()
 
     def wake(self) -> None:
@@ -58,7 +58,7 @@ class Background:
 
     def _sync_loop(self) -> None:
         while not self._stopped.is_set():
-            # At once after the first record, so that nothing waits for the disk longer than the interval.
+            # Syncs at once after the first record, then pauses: no record waits for its sync longer than the interval.
             self._unsynced.wait()
             self._unsynced.clear()
             try:

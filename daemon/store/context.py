@@ -1,4 +1,4 @@
-"""What all parts of one open store share."""
+"""The objects that all parts of one open store share."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from probing.daemon.store.tasks.messages import Contents, Data, LostGroup, Made,
 
 __all__ = ("Decoder", "LogContents", "LogHeader", "SegmentContents")
 
-# For one message: a piece of some 65,536 rows, or a whole segment that is only checked.
+# Time for one message, s: a piece of some 65,536 rows, or a whole segment that is only checked.
 TIMEOUT_S = 300.0
 _NOBODY = 65534
 
@@ -97,9 +97,9 @@ class Decoder:
         yield from self._rows("log", fd, {"void_from": void_from, "send": True})
 
     def salvage(self, fd: int, damaged: Segment) -> tuple[int, list[LostGroup]]:
-        """Returns the descriptor of a segment with the readable row groups of ``damaged``, and its lost ones.
+        """Returns the descriptor of a segment with the readable row groups of ``damaged``, and the lost row groups.
 
-        Raises FormatError when none can be read.
+        Raises FormatError when no row group can be read.
         """
         fields = {"table": damaged.table, "rows": damaged.rows, "ts_min": damaged.ts_min, "ts_max": damaged.ts_max}
         copy, lost = os.memfd_create("salvaged", os.MFD_CLOEXEC), []
@@ -136,7 +136,7 @@ class Decoder:
         self.close()
 
     def _contents(self, task: str, fd: int, fields: dict[str, object]) -> dict[str, Any]:
-        """Returns what a file holds, which is the only step of ``task``."""
+        """Returns the contents of a file, which are the only step of ``task``."""
         with closing(self._steps(task, fd, fields)) as steps:
             contents = next(steps, None)
             if not isinstance(contents, Contents) or next(steps, None) is not None:
@@ -150,7 +150,7 @@ class Decoder:
                     yield step.table, _table(step.stream)
 
     def _steps(self, task: str, fd: int, fields: dict[str, object]) -> Generator[Step, None, None]:
-        """Yields the steps of a task over one file, without turns."""
+        """Yields the steps of ``task`` over one file, but no Turn."""
         with closing(self._messages(task, fd, fields)) as messages:
             for message in messages:
                 yield unpack_step(message.header, message.payload)
@@ -176,7 +176,7 @@ class Decoder:
         except InternalError as e:
             raise FormatError(f"it could not be decoded: {e.message}") from e
         except ProbingError:
-            # The process answered with an error, and works as before.
+            # The process answered with an error, and can be used again.
             finished = True
             raise
         finally:
@@ -194,7 +194,8 @@ class Decoder:
         except ProbingError as e:
             self.close()
             raise InternalError(
-                "the process that decodes files did not start", hint="its error is above; can its user read probingd?"
+                "the process that decodes files did not start",
+                hint="the lines above have its error; check that its user may read the program files of probingd",
             ) from e
         return self._child
 

@@ -36,7 +36,7 @@ def lock_directory(path: Path) -> int:
         owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
         raise StateLocked(f"the state directory {path} is in use by another daemon (pid {owner})") from e
-    # The pid is only for messages; a full disk may have no space for it.
+    # The pid in the file is only for messages; a full disk may have no space for it.
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -45,7 +45,7 @@ def lock_directory(path: Path) -> int:
 
 @contextmanager
 def kept_unused(source: Path) -> Iterator[None]:
-    """Keeps daemons from using the state directory ``source`` meanwhile. Raises StateLocked when one uses it."""
+    """Keeps daemons from using the state directory ``source`` meanwhile. Raises StateLocked when a daemon uses it."""
     try:
         fd = os.open(source / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -36,7 +36,7 @@ _CHECKED_AT_ONCE = 1 << 20
 
 
 class Files(Protocol):
-    """A file system. Calls raise OSError; ``write`` may write less than it was given, and returns how much."""
+    """A file system. Calls raise OSError; ``write`` may write fewer bytes than it gets, and returns their number."""
 
     def create(self, path: Path) -> int:
         """Creates a file and returns its descriptor, open for writing. Fails when the file exists."""
@@ -50,7 +50,7 @@ class Files(Protocol):
     def close(self, fd: int) -> None: ...
 
     def cut(self, path: Path, length: int) -> None:
-        """Shortens a file by its path, and syncs it."""
+        """Shortens the file at ``path`` to ``length`` bytes, and syncs it."""
 
     def read(self, path: Path, length: int | None = None, offset: int = 0) -> bytes:
         """Returns up to ``length`` bytes (all by default) of a regular file; links are not followed."""
@@ -60,13 +60,13 @@ class Files(Protocol):
     def rename(self, source: Path, target: Path) -> None: ...
 
     def unlink(self, path: Path) -> None:
-        """Removes a file; it is no error when there is none."""
+        """Removes a file; does nothing when there is no such file."""
 
     def listdir(self, path: Path) -> list[str]:
         """Returns the names in a directory, sorted; none when there is no such directory."""
 
     def make_dir(self, path: Path) -> None:
-        """Makes a directory and its parents; it is no error when it exists."""
+        """Makes a directory and its parents; does nothing when the directory exists."""
 
     def fsync_dir(self, path: Path) -> None: ...
 
@@ -128,7 +128,7 @@ class SystemFiles:
             self.make_dir(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=_DIR_MODE & 0o777)
-            # RestrictSUIDSGID= of the unit refuses the bit; there the directory inherits it.
+            # RestrictSUIDSGID= of the unit refuses the bit; under it the directory inherits the bit.
             with contextlib.suppress(PermissionError):
                 path.chmod(_DIR_MODE)
 
@@ -182,7 +182,7 @@ def open_file(path: Path) -> int:
 
 
 def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> bytes:
-    """Returns bytes of a regular file. It is not mapped: shortening a mapped file kills its readers (SIGBUS).
+    """Returns bytes of a regular file. The file is not mapped: shortening a mapped file kills its readers (SIGBUS).
 
     Raises OSError, and FormatError when it is no regular file.
     """
@@ -207,7 +207,7 @@ def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> b
 
 
 def write_all(files: Files, fd: int, data: bytes | memoryview) -> None:
-    """Writes all of ``data``. Raises OSError; then part of it may be in the file."""
+    """Writes all of ``data``. Raises OSError; then part of ``data`` may be in the file."""
     view = memoryview(data)
     while view:
         count = files.write(fd, view)
@@ -217,7 +217,7 @@ def write_all(files: Files, fd: int, data: bytes | memoryview) -> None:
 
 
 def checksum(files: Files, path: Path) -> tuple[int, int]:
-    """Returns length and CRC32 of a file, read piece by piece because it may not fit in memory.
+    """Returns length and CRC32 of a file, read piece by piece, since the file may not fit in memory.
 
     Raises OSError, and FormatError when it is no regular file.
     """
@@ -230,12 +230,12 @@ def checksum(files: Files, path: Path) -> tuple[int, int]:
 
 # A quota that is used up is a full disk, too.
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-# The process recovers from these, and they are no fault of the file.
+# Errors from which the process recovers, and of which the file is not the cause.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def store_error(e: OSError, root: Path) -> StoreError:
-    """Returns ``e``, met in the state directory ``root``, as StoreFull or StoreError with a hint."""
+    """Returns ``e``, raised in the state directory ``root``, as StoreFull or StoreError with a hint."""
     reason = e.strerror or str(e)
     if e.errno in NO_SPACE:
         return StoreFull(f"the state directory {root} is full: {reason}")

@@ -23,7 +23,7 @@ __all__ = (
 )
 
 FORMAT_VERSION = 1
-# File names of parts have twelve digits; no store lives long enough to need the first one.
+# File names of parts have twelve digits; no store lives long enough to need the first digit.
 MAX_PART = 10**11 - 1
 # Sequence numbers, times and counts must fit a signed 64-bit column.
 MAX_NUMBER = (1 << 63) - 1
@@ -41,7 +41,7 @@ class RingPosition(TypedDict, total=False):
     lost: int
 
 
-# By the name of the ring.
+# Positions by the name of the ring.
 Positions = dict[str, RingPosition]
 
 
@@ -50,7 +50,7 @@ class NewerFormat(FormatError):
 
 
 def newer_format(version: int) -> NewerFormat:
-    """Returns the error for a state directory of this newer format version."""
+    """Returns the error for a state directory of the newer format ``version``."""
     return NewerFormat(
         f"the state directory has format {version}, newer than {FORMAT_VERSION}, the newest that this probingd knows",
         hint="install the newer probingd again, or choose another --state-dir",

@@ -24,7 +24,7 @@ class TableLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Limits of the whole store. The stricter of ``max_bytes`` (all files) and ``keep_free_bytes`` holds.
+    """Limits of the whole store. Of ``max_bytes`` (all files) and ``keep_free_bytes`` the stricter limit holds.
 
     A negative ``keep_free_bytes`` is 1 GiB or a tenth of the file system, whichever is less. Log parts are sealed at
     ``part_bytes``, segments merged up to ``segment_bytes``. A power cut loses at most ``sync_interval_s``; an

@@ -32,9 +32,9 @@ __all__ = ("MANIFEST", "Edit", "LoadedManifest", "Manifest", "Segment", "load_ma
 
 MANIFEST = "manifest"
 MAX_MANIFEST = 1 << 28
-# The file is rewritten when its edits are larger than what they edit by more than this.
+# The file is rewritten when its edits are larger than the edited state by more than these bytes.
 _SLACK_BYTES = 1 << 14
-# Longer than the edit that drops every segment of a large store.
+# Bytes of a line, at most: longer than the edit that drops every segment of a large store.
 MAX_LINE = 1 << 24
 _MAGIC = "probingd-manifest"
 _PATH = re.compile(r"[\w.]+/date=[0-9-]{10}/[\w-]+\.parquet", re.ASCII)
@@ -44,8 +44,8 @@ class Segment(NamedTuple):
     """A sealed Parquet file as the manifest names it.
 
     ``path`` is relative to the state directory, ``crc`` is CRC32 of the whole file. ``ts_min`` and ``ts_max`` are the
-    first and last ``ts``, UTC ns; ``parts`` the first and last log part that it was made from; ``jobs`` the values of
-    its column ``job``, None when it lacks the column, has a NULL in it, or too many values.
+    first and last ``ts``, UTC ns; ``parts`` the first and last log part of its rows; ``jobs`` the values of the column
+    ``job``, None when the segment lacks the column, or the column has a NULL or too many values.
     """
 
     table: str
@@ -74,8 +74,8 @@ class LoadedManifest:
     """The manifest as it was read.
 
     ``bad_lines`` counts damaged lines; ``found`` is False when there is no manifest; ``cut_short``: the last line has
-    no end, because a daemon died while it wrote; ``unreadable``: why none of it can be read; ``boot_id`` is the boot
-    in which it was written.
+    no end, because a daemon died while it wrote; ``unreadable``: why no line can be read; ``boot_id`` is the boot in
+    which the manifest was written.
     """
 
     segments: dict[str, Segment] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class LoadedManifest:
     boot_id: str = ""
 
     def apply(self, edit: Edit) -> None:
-        """Changes this state; older positions than the known ones are ignored."""
+        """Changes this state by ``edit``; positions older than the known positions are ignored."""
         for path in edit.drop:
             self.segments.pop(path, None)
         for segment in edit.add:
@@ -102,7 +102,7 @@ class LoadedManifest:
 
 
 def load_manifest(files: Files, root: Path) -> LoadedManifest:
-    """Reads the manifest, up to and beyond damaged lines. Raises NewerFormat for that of a newer probingd."""
+    """Reads the manifest, also behind damaged lines. Raises NewerFormat for the manifest of a newer probingd."""
     loaded = LoadedManifest()
     try:
         data = files.read(root / MANIFEST, MAX_MANIFEST)
@@ -149,7 +149,7 @@ def _apply(loaded: LoadedManifest, fields: Mapping[str, Any]) -> bool:
 
 
 def _segment(fields: Mapping[str, Any]) -> Segment:
-    # Checked in full: these values become paths, columns and SQL.
+    # All values are checked: they become paths, columns and SQL.
     first, last = (number_in(part, most=MAX_PART) for part in fields["parts"])
     # Older manifests lack the jobs.
     jobs = fields.get("jobs")
@@ -175,7 +175,7 @@ def _path(path: Any, table: str) -> str:
 class Manifest:
     """The manifest file of an open store.
 
-    Calls raise OSError. A failed edit may be in the file or not, so the file is rewritten before the next one.
+    Calls raise OSError. A failed edit may be in the file or not, so the file is rewritten before the next edit.
     """
 
     def __init__(self, files: Files, root: Path, node: str, boot_id: str, state: LoadedManifest) -> None:

@@ -1,4 +1,4 @@
-"""Which rows of a table a query can need: the one test that decides whether a segment is read at all."""
+"""The rows of a table that a query can need: the one test that decides whether a segment is read at all."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ __all__ = ("EVER", "Need", "Range")
 
 
 class Range(NamedTuple):
-    """UTC ns, both ends included; None: open."""
+    """A range of times, UTC ns, both ends included; None: open."""
 
     low: int | None = None
     high: int | None = None
 
     def holds(self, first: int, last: int) -> bool:
-        """Whether some time between ``first`` and ``last`` lies in the range."""
+        """Returns whether some time between ``first`` and ``last`` lies in the range."""
         return (self.low is None or last >= self.low) and (self.high is None or first <= self.high)
 
     def both(self, other: Range) -> Range:
-        """The intersection."""
+        """Returns the intersection of this range and ``other``."""
         return Range(_pick(max, self.low, other.low), _pick(min, self.high, other.high))
 
     def either(self, other: Range) -> Range:
-        """The smallest range that contains both."""
+        """Returns the smallest range that contains this range and ``other``."""
         low = None if self.low is None or other.low is None else min(self.low, other.low)
         high = None if self.high is None or other.high is None else max(self.high, other.high)
         return Range(low, high)
@@ -39,25 +39,25 @@ class Need(NamedTuple):
     jobs: frozenset[str] | None = None
 
     def holds(self, first: int, last: int, jobs: Collection[str] | None) -> bool:
-        """Whether a segment can have such a row: its ``ts`` lie in ``first`` to ``last``, its jobs are ``jobs``
-        (None: unknown)."""
+        """Returns whether a segment can have a needed row: its ``ts`` lie in ``first`` to ``last``, its jobs are
+        ``jobs`` (None: unknown)."""
         if self.jobs is not None and jobs is not None and self.jobs.isdisjoint(jobs):
             return False
         return self.times.holds(first, last)
 
     def either(self, other: Need) -> Need:
-        """A need that covers both."""
+        """Returns a need that covers the rows of this one and of ``other``."""
         jobs = None if self.jobs is None or other.jobs is None else self.jobs | other.jobs
         return Need(self.times.either(other.times), jobs)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON for ``from_dict``, in another process."""
+        """Returns the need as JSON for ``from_dict``, in another process."""
         jobs = None if self.jobs is None else sorted(self.jobs)
         return {"low": self.times.low, "high": self.times.high, "jobs": jobs}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Need:
-        """An absent field means no bound. Raises TypeError or ValueError for values of other types."""
+        """Returns the need in ``fields``; an absent field: no bound. Raises TypeError or ValueError for other types."""
         low, high, jobs = fields.get("low"), fields.get("high"), fields.get("jobs")
         times = Range(None if low is None else int(low), None if high is None else int(high))
         return cls(times, None if jobs is None else frozenset(map(str, jobs)))

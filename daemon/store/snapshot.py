@@ -63,7 +63,7 @@ def make_snapshot(
 
 
 def snapshot_segment(root: Path, segment: Segment) -> SnapshotSegment:
-    """Returns how a snapshot lists ``segment``."""
+    """Returns the entry of ``segment`` in a snapshot: path, size, checksum, rows, times and jobs."""
     return {
         "path": str(root / segment.path),
         "size": segment.size,

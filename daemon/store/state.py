@@ -1,4 +1,4 @@
-"""The state of an open store: its parts and segments, which of them snapshots hold (leases), its counts and its
+"""The state of an open store: its parts and segments, the files that snapshots hold (leases), its counts and its
 problems.
 """
 
@@ -27,7 +27,7 @@ class _Leases:
 
     @property
     def count(self) -> int:
-        """How many snapshots hold files."""
+        """The number of snapshots that hold files."""
         return len(self._held)
 
     @property
@@ -51,7 +51,7 @@ class _Leases:
         self._doomed.difference_update(paths)
 
     def keep_doomed(self, paths: Iterable[Path]) -> None:
-        """Marks ``paths`` again: removing them failed."""
+        """Marks ``paths`` to be removed once more, since removing them failed."""
         self._doomed.update(paths)
 
     def release(self, generation: int) -> list[Path]:
@@ -118,7 +118,7 @@ class StoreState:
 
     @property
     def other_bytes(self) -> int:
-        """Bytes used besides segments, without those of a merge in progress."""
+        """Bytes used besides segments and a merge in progress."""
         return self.log_bytes + self.set_aside_bytes
 
     @property
@@ -139,21 +139,21 @@ class StoreState:
         return self._segments.get(path)
 
     def appended(self, before: Part, after: Part) -> None:
-        """A record was appended to the live part."""
+        """Counts a record that was appended to the live part."""
         with self._lock:
             self._live = after
             self._records += 1
             self._rows += sum(after.rows.values()) - sum(before.rows.values())
 
     def part_closed(self, part: Part | None) -> None:
-        """The live part takes no more records. None: it had none and is removed."""
+        """Makes the live part a closed part, which takes no more records. None: it had no record and is removed."""
         with self._lock:
             self._live = None
             if part is not None:
                 self._closed = (*self._closed, part)
 
     def sealed(self, parts: Sequence[Part], segments: Iterable[Segment], losses: Iterable[Loss]) -> None:
-        """The rows of all closed parts up to the last of ``parts`` are in ``segments`` now."""
+        """Puts ``segments``, which have the rows of all closed parts up to the last of ``parts``, in their place."""
         with self._lock:
             self._add(segments)
             self._closed = tuple(p for p in self._closed if p.number > parts[-1].number)
@@ -161,7 +161,7 @@ class StoreState:
         self.add_losses(losses)
 
     def dropped(self, segments: Sequence[Segment]) -> None:
-        """Retention dropped ``segments``."""
+        """Removes ``segments`` that retention dropped."""
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)
@@ -170,20 +170,20 @@ class StoreState:
             self._dropped_rows += sum(s.rows for s in segments)
 
     def vanished(self, segments: Iterable[Segment], parts: Collection[Part]) -> None:
-        """Somebody else removed the files of ``segments`` and ``parts``."""
+        """Removes ``segments`` and ``parts``, whose files somebody else removed."""
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)
             self._closed = tuple(p for p in self._closed if p not in parts)
 
     def set_aside(self, segment: Segment, rest: Segment | None) -> None:
-        """The damaged ``segment`` was set aside; ``rest`` has its good rows, if there are any."""
+        """Puts ``rest``, which has the good rows if there are any, in place of the damaged ``segment``."""
         with self._lock:
             self._segments.pop(segment.path, None)
             self._add([rest] if rest else ())
 
     def merged(self, sources: Sequence[Segment], segment: Segment) -> None:
-        """The rows of ``sources`` are in ``segment`` now."""
+        """Puts ``segment``, which has the rows of ``sources``, in their place."""
         with self._lock:
             for source in sources:
                 self._segments.pop(source.path, None)
@@ -193,7 +193,7 @@ class StoreState:
             self._merged_rows += segment.rows
 
     def add_losses(self, losses: Iterable[Loss]) -> None:
-        """Keeps ``losses`` for ``take_losses``; beyond 1,000 the oldest go."""
+        """Keeps ``losses`` for ``take_losses``; beyond 1,000 the oldest are dropped."""
         with self._lock:
             self._losses.extend(losses)
             del self._losses[:-_MAX_LOSSES]
@@ -229,13 +229,13 @@ class StoreState:
         self._unlink(free)
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """Unlinks files; those that snapshots hold are unlinked when they are released."""
+        """Unlinks files; files that snapshots hold are unlinked when the snapshots are released."""
         with self._lock:
             free = self._leases.doom(paths)
         self._unlink(free)
 
     def describe(self, other_problem: str = "") -> StateStatus:
-        """Returns the status; ``other_problem`` counts like one of ``problems``."""
+        """Returns the status; ``other_problem`` counts like an entry of ``problems``."""
         with self._lock:
             segments = list(self._segments.values())
             parts = [*self._closed, *([self._live] if self._live else [])]

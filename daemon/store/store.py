@@ -1,8 +1,8 @@
-"""The store: a log that is appended to, segments that it is sealed into, and snapshots of both for queries.
+"""The store: a log that takes records, segments into which the log is sealed, and snapshots of the two for queries.
 
 Locks, always taken in this order: the appender's (one record at a time), the editor's (one edit of the manifest at a
 time), the state's (never held over a call to the file system). The appender's lock for syncing is taken alone or under
-its first one, ``_maintaining`` (one round at a time) before all others.
+the appender's first lock, ``_maintaining`` (one round at a time) before all others.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from probing.daemon.store.tasks.worker import LocalWorker, Worker
 
 __all__ = ("Store",)
 
-# For this long the process tries to make a deleted state directory again.
+# Time for which the process tries to make a deleted state directory again.
 _DELETED_NS = 10 * 1_000_000_000
-# While sealing is behind, one round of maintenance in so many merges.
+# While sealing is behind, one of _MERGE_EACH rounds of maintenance merges.
 _MERGE_EACH = 5
 
 
@@ -132,7 +132,7 @@ class Store:
         with contextlib.suppress(StoreError):
             store._space.check()
         if background:
-            # Before the first append, and before the start counts as complete: finds out whether there is space.
+            # Before the first append, and before the start counts as complete, maintenance checks for space.
             with contextlib.suppress(StoreError):
                 store._space.retain()
             store._background.start()
@@ -151,20 +151,20 @@ class Store:
     ) -> None:
         """Writes one record: it is in the log in full when this returns, and not at all after an error.
 
-        ``batches`` have the physical schemas of their tables; rings that ``positions`` leaves out keep theirs;
+        ``batches`` have the physical schemas of their tables; rings that ``positions`` leaves out keep their positions;
         ``pair`` is the instant of the drain, by default now. Raises StoreFull when there is no space even without the
         oldest segments, StoreError when the disk fails, InternalError for batches that do not fit, FormatError for
-        more than a record holds.
+        rows too large for a record.
         """
         self._appender.append(batches, positions, pair or self._context.clock.pair())
         self._background.appended()
 
     def sync(self) -> None:
-        """Makes everything appended so far survive a power cut. Raises StoreError."""
+        """Syncs all records appended so far, so that they survive a power cut. Raises StoreError."""
         self._appender.sync()
 
     def seal(self, now: bool = False) -> int:
-        """Seals closed parts into segments when enough have gathered, with ``now`` all of the log; returns how many.
+        """Seals closed parts when enough have gathered, with ``now`` the whole log; returns the number of sealed parts.
 
         Raises StoreError or StoreFull; the parts stay in the log and are tried again.
         """
@@ -181,7 +181,7 @@ class Store:
             self._state.expire(self._context.clock.pair().mono_ns)
             if self._editor.is_deleted():
                 self._remake()
-            # Space first: sealing needs some.
+            # Retention runs first: sealing needs space.
             self._space.retain()
             self._sealer.seal(False)
             # Merging waits while sealing is behind, but not for long: else small segments grow in number without bound.
@@ -194,13 +194,13 @@ class Store:
     def check(self) -> None:
         """Raises StoreError when the state directory was deleted and could not be made again for 10 s.
 
-        A fresh process may be able to.
+        A fresh process may be able to make the directory.
         """
         if self._deleted_since is not None and self._context.clock.pair().mono_ns - self._deleted_since > _DELETED_NS:
             raise StoreError(self._state.problems.get("remake", "the state directory was deleted"))
 
     def set_limits(self, limits: StoreLimits) -> None:
-        """Sets new limits. Rows beyond stricter ones go with the first ``maintain`` after ``limits.grace_s``."""
+        """Sets new limits. Rows beyond stricter limits go with the first ``maintain`` after ``limits.grace_s``."""
         self._limits = limits
         self._appender.part_bytes = limits.part_bytes
         self._space.set_limits(limits)
@@ -208,21 +208,21 @@ class Store:
         self._background.wake()
 
     def deletion(self, limits: StoreLimits) -> Deletion:
-        """Returns what ``limits`` would delete now that the limits which are set do not. Raises StoreError."""
+        """Returns the rows that ``limits`` would delete now and the configured limits would not. Raises StoreError."""
         try:
             return self._space.deletion(limits)
         except OSError as e:
             raise store_error(e, self._root) from e
 
     def waiting(self) -> dict[str, Deletion]:
-        """Returns what new, stricter limits will delete, by the key of their setting. Raises StoreError."""
+        """Returns the rows that new, stricter limits will delete, by the key of their setting. Raises StoreError."""
         try:
             return self._space.waiting()
         except OSError as e:
             raise store_error(e, self._root) from e
 
     def verify(self) -> list[str]:
-        """Checks all segments against the manifest. Sets bad ones aside, each with a loss, and returns them."""
+        """Checks all segments against the manifest. Sets bad segments aside as losses; returns their problems."""
         return self._quarantine.check_all()
 
     def quarantine(self, path: str | Path, reason: str) -> bool:
@@ -249,8 +249,8 @@ class Store:
     def rows(self, table: str, columns: Sequence[str] | None = None, since_ns: int = 0) -> pa.Table:
         """Returns all rows of a table in its physical schema, for the daemon itself; queries use ``snapshot``.
 
-        Leaves out segments whose last row is before ``since_ns`` (UTC), and sets bad ones aside. Raises KeyError for
-        an unknown table.
+        Leaves out segments whose last row is before ``since_ns`` (UTC), and sets bad segments aside. Raises KeyError
+        for an unknown table.
         """
         schema = self._context.tables[table].physical
         if columns is not None:
@@ -273,7 +273,7 @@ class Store:
         return pa.concat_tables(pieces).unify_dictionaries() if pieces else schema.empty_table()
 
     def take_losses(self) -> list[Loss]:
-        """Returns the losses since the last call; those found at the start are in ``recovery_losses``."""
+        """Returns the losses since the last call; losses found at the start are in ``recovery_losses``."""
         return self._state.take_losses()
 
     def status(self) -> StoreStatus:
@@ -285,7 +285,7 @@ class Store:
         }
 
     def close(self) -> None:
-        """Syncs, stops the threads and unlocks the directory. The next start seals what is not sealed."""
+        """Syncs, stops the threads and unlocks the directory. The next start seals the parts that are not sealed."""
         self._background.stop()
         with self._maintaining:
             self._compactor.stop()

@@ -102,10 +102,10 @@ def guard(main: Callable[[], int]) -> int:
 _START_S = 120.0
 # Requests in the time after which the watcher gives up.
 PARTS = 5
-# Between two requests until the first answer, s: the start waits for it.
+# Pause between two requests until the first answer, s; short, since the start waits for that answer.
 SOON_S = 0.05
 STOP_S = 5.0
-# Between two requests without a watcher, s.
+# Pause between two requests without a watcher, s.
 ALONE_S = 5.0
 _log = logging.getLogger(__name__)
 

@@ -128,7 +128,7 @@ class Runtime:
                 os.chown(path, account.uid, account.gid, follow_symlinks=False)
         # The service has no right to the public directory, so it listens in one of its own behind a link.
         _own(self._public().parent, self._rights.service.account, 0o755)
-        # The collector's own socket: the service passes by its group, nobody else does.
+        # The directory of the collector's own socket: beside the collector only the service enters it, by its group.
         collector, service = self._rights.collector.account, self._rights.service.account
         _own(self._directory / CONTROL, collector, 0o710 if service else 0o700, group=service.gid if service else None)
         Path(self._config.socket).symlink_to(self._public())

@@ -1,7 +1,7 @@
 """Concludes the parallel role of a communicator: world, tp, pp, dp, ep, or unknown if the evidence does not settle it.
 
-The strongest evidence is the name that a framework gave it; then its size, the operations called on it, and which ranks
-of the job are its members, as far as this node knows them. A job may use a group in an unusual way, so ``why`` holds
+The strongest evidence is the communicator's name, given by a framework; then its size, its operations, and its members
+among the ranks of the job, as far as this node knows them. A job may use a group in an unusual way, so ``why`` holds
 the evidence for the role.
 
 Counts the calls and bytes of each communicator of each process; the parallel roles follow from them.
@@ -34,7 +34,7 @@ __all__ = (
 
 _ENOUGH = 10
 _ONLY, _MOSTLY, _HALF = 0.9, 0.8, 0.5
-# A tensor-parallel group has at least so many times the operations of one that reduces gradients.
+# A tensor-parallel group has at least _BUSIER times the operations of a group that reduces gradients.
 _BUSIER = 2
 _TRANSFERS = ("send", "recv")
 _REDUCTIONS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -76,7 +76,7 @@ class Facts(NamedTuple):
 
 
 def conclude(facts: Facts, others: Sequence[Facts]) -> Role:
-    """The role of a communicator; ``others`` are the other communicators of the same process."""
+    """Returns the role of a communicator; ``others`` are the other communicators of the same process."""
     if (named := _by_name(facts.name)) is not None:
         return Role(named, f"its name is {facts.name}")
     if facts.size is not None and facts.size == facts.world_size:
@@ -94,7 +94,7 @@ def conclude(facts: Facts, others: Sequence[Facts]) -> Role:
 
 
 def stride_of(ranks: Mapping[int, int], size: int | None, world_size: int | None) -> int | None:
-    """The distance in job ranks between neighbours in a communicator; None: uneven or not known.
+    """Returns the distance in job ranks between neighbours in a communicator; None: uneven or not known.
 
     If only one member is known, the stride follows only for the innermost and the outermost groups of the job's ranks.
     """
@@ -143,7 +143,7 @@ def _by_place(facts: Facts, others: Sequence[Facts]) -> Role:
 
 
 def _is_rival(other: Facts, stride: int) -> bool:
-    """Whether ``other`` has another stride, one of the two being 1."""
+    """Returns whether ``other`` has another stride, and one of the two strides is 1."""
     if other.size == other.world_size or other.share(_REDUCTIONS) < _MOSTLY or other.total < _ENOUGH:
         return False
     its = other.stride
@@ -153,7 +153,7 @@ def _is_rival(other: Facts, stride: int) -> bool:
 Key = tuple[int, int, str]
 """(pid, start_ns, comm)."""
 _MAX_USES = 8192
-# The shortest time between two conclusions about a communicator.
+# Shortest time between two conclusions about a communicator.
 _REST_NS = 2_000_000_000
 _Members = dict[tuple[str, str, str], dict[int, int]]
 
@@ -205,7 +205,7 @@ class Uses:
             use.fresh = True
 
     def changed(self, now: int) -> list[tuple[Key, Use, Role]]:
-        """The communicators whose role has changed since it was last concluded. ``now``: CLOCK_MONOTONIC ns."""
+        """Returns the communicators whose role has changed since the last conclusion. ``now``: CLOCK_MONOTONIC ns."""
         due = [key for key, use in self._uses.items() if use.fresh and now - use.looked >= _REST_NS]
         if not due:
             return []
@@ -228,7 +228,7 @@ class Uses:
             del self._uses[key]
 
     def _ranks(self, who: dict[tuple[int, int], Identity | None]) -> _Members:
-        """(job, run, comm) -> rank in the communicator -> rank in the job."""
+        """Returns (job, run, comm) -> rank in the communicator -> rank in the job."""
         found: _Members = {}
         for key, use in self._uses.items():
             identity = who[key[:2]]
@@ -244,7 +244,7 @@ class Uses:
 
 
 def _counted(operations: Operations) -> Iterator[tuple[int, str, int, int]]:
-    """(index of the first, name, number, bytes) of the operations of each entity and kind."""
+    """Yields (index of the first operation, name, number, bytes) of the operations of each entity and kind."""
     cells = operations.entity_of * (len(OPS) + 1) + operations.op + 1
     distinct, first, inverse, calls = np.unique(cells, return_index=True, return_inverse=True, return_counts=True)
     sizes = np.bincount(inverse, np.maximum(operations.size, 0), len(distinct))

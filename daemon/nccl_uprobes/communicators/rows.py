@@ -1,4 +1,4 @@
-"""Rows of ``comm.communicators``: one per change, each with all that is known of the communicator."""
+"""Rows of ``comm.communicators``: one per change, each with all known columns of the communicator."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class Communicators:
         self._backends: dict[tuple[int, int], frozenset[str]] = {}
 
     def rows(self, records: Array, pair: ClockPair) -> pa.RecordBatch:
-        """Records of the ring ``communicators`` -> a row of ``comm.communicators`` for each."""
+        """Returns a row of ``comm.communicators`` for each of ``records``, of the ring ``communicators``."""
         return batch_of(TABLE, [self._change(record, pair) for record in records])
 
     def follow(self, operations: Operations, pair: ClockPair) -> pa.RecordBatch | None:
-        """Rows of the communicators that ``operations`` are the first sign of, and of those that have another role now.
+        """Returns rows of communicators first seen in ``operations``, and of communicators that have another role now.
 
         A communicator's role is concluded every two seconds at most. None: there are no such rows.
         """
@@ -106,15 +106,15 @@ class Communicators:
         return batch_of(TABLE, rows) if rows else None
 
     def processes_of(self, comm: str) -> list[tuple[int, int]]:
-        """(pid, start_ns) of the processes that have a communicator of this name. For any thread."""
+        """Returns (pid, start_ns) of the processes that have a communicator of this name. For any thread."""
         return [(pid, start_ns) for pid, start_ns, name in list(self._named) if name == comm]
 
     def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
-        """The backends whose operations this process has called: "gloo", "nccl". For any thread."""
+        """Returns the backends whose operations the process has called: "gloo", "nccl". For any thread."""
         return self._backends.get((pid, start_ns), frozenset())
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """Drops what is known of a process that has ended."""
+        """Drops the communicators of a process that has ended."""
         self._uses.forget(pid, start_ns)
         self._backends.pop((pid, start_ns), None)
         for place in [place for place in self._known if place[:2] == (pid, start_ns)]:
@@ -217,7 +217,7 @@ class Communicators:
         place = self._named.get(key, key)
         before = self._known.get(place)
         if before is None:
-            # Its own record was lost, or it has none: only the operations describe it.
+            # The communicator's own record was lost, or it has none: only the operations describe it.
             before = {"comm": key[2], "name": use.name, "backend": use.backend, "size": use.size, "rank": use.rank}
             before |= {"created": use.first_seen + pair.mono_to_utc_ns, "state": "active"}
         elif (before.get("parallel_role"), before.get("parallel_role_why")) == (role.name, role.why):
@@ -229,7 +229,7 @@ class Communicators:
 
 
 def _recorded(record: np.void) -> _Row:
-    """The columns that the record knows."""
+    """Returns the columns whose values the record has."""
     identity, maker = int(record["identity"]), int(record["maker"])
     color = int(record["color"])
     bus = int(record["bus_id"])
@@ -255,7 +255,7 @@ def _recorded(record: np.void) -> _Row:
 
 
 def _outcome(record: np.void, event: int) -> _Row:
-    """The columns that the event changes. The result "in progress" is no error."""
+    """Returns the columns that the event changes. The result "in progress" is no error."""
     result = int(record["result"])
     failed = result not in (_SUCCESS, _IN_PROGRESS, _UNKNOWN_BYTE)
     name = NCCL_RESULTS[result] if result < len(NCCL_RESULTS) else f"ncclResult_t {result}"
@@ -269,7 +269,7 @@ def _outcome(record: np.void, event: int) -> _Row:
 
 
 def _is_another(before: _Row, recorded: _Row, event: int) -> bool:
-    """Whether another communicator lies at the address than before."""
+    """Returns whether another communicator lies at the address than before."""
     if event == _MADE or (event == _SEEN and before["state"] in ("destroyed", "aborted", "failed")):
         return True
     return None not in (before["comm"], recorded.get("comm")) and before["comm"] != recorded["comm"]
@@ -281,12 +281,12 @@ def _known(record: np.void, field: str) -> int | None:
 
 
 def _bus_id(number: int) -> str:
-    """DOMAIN:BUS:DEVICE.FUNCTION; NCCL's number has the same hexadecimal digits (src/misc/utils.cc, int64ToBusId)."""
+    """Returns DOMAIN:BUS:DEVICE.FUNCTION, with the digits of NCCL's hex number (src/misc/utils.cc, int64ToBusId)."""
     return f"{number >> 20 & 0xFFFF_FFFF:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
 
 
 def _address(raw: bytes) -> str | None:
-    """HOST:PORT of a sockaddr_in or sockaddr_in6 (linux/in.h, linux/in6.h)."""
+    """Returns HOST:PORT of a sockaddr_in or sockaddr_in6 (linux/in.h, linux/in6.h)."""
     family, port = int.from_bytes(raw[:2], "little"), int.from_bytes(raw[2:4], "big")
     if family == socket.AF_INET:
         return f"{socket.inet_ntop(family, raw[4:8])}:{port}"

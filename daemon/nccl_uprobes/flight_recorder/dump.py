@@ -1,7 +1,7 @@
 """Parses dumps of PyTorch's flight recorder into rows of ``python.torch_nccl_flight_record``. Runs in the parser.
 
-Keys are those of torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13); the
-older ones number operations as ``seq_id`` and give times in microseconds. A dump is a pickle, or JSON if the job asked
+Keys are from torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13); older
+versions number operations as ``seq_id`` and give times in microseconds. A dump is a pickle, or JSON if the job asked
 its WorkerServer for it.
 """
 
@@ -34,12 +34,12 @@ _STATES = ("scheduled", "started", "completed")
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """The parser's request ``flight_dump`` (one descriptor). Answers a Dump as JSON."""
+    """Returns the parser's request ``flight_dump`` (one descriptor), which answers a Dump as JSON."""
     return {"flight_dump": _answer}
 
 
 def dump_rows(dump: Any) -> Dump:
-    """The rows of a loaded dump. Raises CorruptTarget for a dump without a list of records."""
+    """Returns the rows of a loaded dump. Raises CorruptTarget for a dump without a list of records."""
     version, entries, config = "", dump, None
     if isinstance(dump, dict):
         version, entries, config = dump.get("version", ""), dump.get("entries", []), dump.get("pg_config")
@@ -74,7 +74,7 @@ def _content(fd: int, size: int) -> bytes:
 
 
 def _newest(entries: list[Any]) -> list[RecordRow]:
-    """The rows of the last entries within the bounds, in their order."""
+    """Returns the rows of the last entries within the bounds, in their order."""
     shared, rows, left = _Shared(), list[RecordRow](), MAX_ROWS_TEXT
     for entry in reversed(entries[-MAX_RECORDS:]):
         if not isinstance(entry, dict):
@@ -151,7 +151,7 @@ def _time(entry: Mapping[str, Any], name: str) -> int | None:
 
 
 def _scaled(value: Any, factor: int) -> int | None:
-    """``value`` (an integer or a float) times ``factor``, as an integer; None for other types and too large values."""
+    """Returns ``value`` (int or float) times ``factor`` as an integer; None for other types and too large values."""
     if type(value) not in (int, float):
         return None
     # The comparison also refuses nan and infinity.
@@ -182,7 +182,7 @@ def _names(value: Any, shared: _Shared) -> str | None:
 
 
 def _frames(value: Any, shared: _Shared) -> tuple[str | None, str | None]:
-    """(the frames as JSON, the innermost as FILE:LINE NAME)."""
+    """Returns (the frames as JSON, the innermost frame as FILE:LINE NAME)."""
     if not isinstance(value, list):
         return None, None
     frames = [shared.once(_frame, frame) for frame in value[:MAX_FRAMES] if isinstance(frame, dict)]
@@ -200,7 +200,7 @@ def _frame(value: Mapping[str, Any], shared: _Shared) -> dict[str, str | int]:
 
 
 def _json(items: list[Any]) -> str:
-    """``items`` as JSON; only the first ones if the text would exceed MAX_JSON."""
+    """Returns ``items`` as JSON; only the first items if the text would exceed MAX_JSON."""
     text = json.dumps(items, separators=(",", ":"))
     while len(text) > MAX_JSON and items:
         items = items[: len(items) // 2]
@@ -209,7 +209,7 @@ def _json(items: list[Any]) -> str:
 
 
 def _world_size(config: Any) -> int | None:
-    """The number of ranks of the largest group: the first group has all ranks (FlightRecorder::getPgConfig)."""
+    """Returns the number of ranks of the largest group: the first group has all (FlightRecorder::getPgConfig)."""
     if not isinstance(config, dict):
         return None
     sizes = [_count(group.get("ranks")) for group in list(config.values())[:MAX_TEXT] if isinstance(group, dict)]

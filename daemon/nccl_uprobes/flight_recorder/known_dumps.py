@@ -59,7 +59,7 @@ class KnownDumps:
             del self._known[next(iter(self._known))]
 
     def save(self) -> None:
-        """Writes the file if anything was added; a failure is logged, and the next call tries again."""
+        """Writes the file if a dump was added; a failure is logged, and the next call tries again."""
         if not self._changed or self._path is None:
             return
         fresh = self._path.with_suffix(".new")

@@ -12,7 +12,7 @@ RecordRow = dict[str, str | int | bool | None]
 
 class Dump(TypedDict):
     """``rows`` lack node, time and process. ``version``: of the format. ``world_size``: None if not known. ``skipped``:
-    how many records were malformed or exceeded a bound."""
+    number of records that were malformed or exceeded a bound."""
 
     version: str
     world_size: int | None

@@ -36,7 +36,7 @@ __all__ = ("FlightRecorderWatch", "candidates")
 
 TABLE = "python.torch_nccl_flight_record"
 LOOK_S = 5.0
-# The pause after a directory of a process could not be read.
+# Pause after a directory of a process could not be read, s.
 LEFT_ALONE_S = 60.0
 MAX_TRIES = 3
 MAX_FAILURES = 1_024
@@ -44,9 +44,9 @@ READ_TIMEOUT_S = 2.0
 PARSE_TIMEOUT_S = 30.0
 # A dump that is written again is read again after 10, 20, 40 ... s.
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 600.0
-# Dumps of a user whose dump took longer than SLOW_S wait for so many times as long.
+# Dumps of a user whose dump took longer than SLOW_S wait SLOW_FACTOR times as long.
 SLOW_S, SLOW_FACTOR = 2.0, 10
-# A file older than its process belongs to an earlier one; file systems have coarse clocks.
+# A file older than its process by SLACK_NS belongs to an earlier process; file systems have coarse clocks.
 SLACK_NS = 1_000_000_000
 _PREFIX_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DEFAULTS = (
@@ -83,8 +83,8 @@ class _Watched:
 
 
 class FlightRecorderWatch(Source):
-    """``remembered`` is a file that keeps which dumps were read, so that the next daemon does not read them again.
-    ``look`` is for one thread."""
+    """``remembered``: a file with the dumps that were read, so that the next daemon does not read them again. ``look``
+    is for one thread."""
 
     name = "flight_recorder"
     table = TABLE
@@ -141,7 +141,7 @@ class FlightRecorderWatch(Source):
 
     @property
     def reason(self) -> str:
-        """Why a trainer's dumps could not be looked for at the last try; empty when all could."""
+        """Why dumps of a trainer could not be looked for at the last look; empty when no look failed."""
         return next(iter(list(self._reasons.values())), "")
 
     def states(self, totals: Totals) -> list[SourceState]:
@@ -165,8 +165,8 @@ class FlightRecorderWatch(Source):
             self._worker.wake()
 
     def look(self) -> int:
-        """Reads the dumps that are new and no longer change. Returns how many were read."""
-        # Saved one look after the rows: a kill in between reports a dump twice rather than never.
+        """Reads the dumps that are new and no longer change. Returns the number of dumps read."""
+        # The ids are saved one look after the rows: a kill in between reports a dump twice rather than never.
         self._done.save()
         live = {who.key: who for who in self._processes.live() if who.role == "trainer"}
         count = sum(self._last_look(self._watched.pop(key)) for key in self._watched.keys() - live.keys())
@@ -182,7 +182,7 @@ class FlightRecorderWatch(Source):
         return count + sum(self._read_finished(watched, found) for watched, found in finished.values())
 
     def _finished(self, key: ProcessKey, who: Identity) -> list[tuple[_Watched, DumpFile]]:
-        """The dumps of a process that have not changed since the look before."""
+        """Returns the dumps of a process that have not changed since the look before."""
         watched = self._watched.setdefault(key, _Watched(who, ()))
         watched.who = who
         now = time.monotonic()
@@ -318,7 +318,7 @@ class FlightRecorderWatch(Source):
         stamp = found.stamp
         self._failures[stamp] += 1
         if len(self._failures) > MAX_FAILURES:
-            # The oldest: mostly a file that was written again since.
+            # Drops the oldest failure: mostly of a file that was written again since.
             del self._failures[next(iter(self._failures))]
         if not final and isinstance(error, TargetTimeout | InternalError) and self._failures[stamp] < MAX_TRIES:
             return
@@ -333,7 +333,7 @@ class FlightRecorderWatch(Source):
 
 
 def candidates(environ: dict[str, str], rank: int | None) -> tuple[str, ...]:
-    """The paths at which a trainer with this environment and rank writes its dump; none without a rank."""
+    """Returns the paths at which a trainer with this environment and rank writes its dump; no path without a rank."""
     if rank is None:
         return ()
     named = [environ[name] for name in _PREFIX_NAMES if environ.get(name)]

@@ -132,7 +132,7 @@ class LayoutFinder:
             except (TargetTimeout, InternalError) as e:
                 if not left or self._stopped:
                     raise
-                # Transient, as while the parsers have not started yet.
+                # The error is transient, as while the parsers have not started yet.
                 _log.info("a build of NCCL is examined again: %s", e.message)
             else:
                 return
@@ -154,7 +154,7 @@ class LayoutFinder:
                 self._explain(_name(fd, build), why)
 
     def _take(self, comm: Mapping[str, int], build: str | None) -> str | None:
-        """Adds the layout; returns None, or why it cannot be used."""
+        """Adds the layout of ``comm``; returns None, or why the layout cannot be used."""
         if "end_magic" not in comm:
             return _UNGUARDED
         try:
@@ -165,7 +165,7 @@ class LayoutFinder:
         return None
 
     def _add(self, layout: NcclLayout) -> None:
-        """Raises UnsupportedTarget for a layout that must not be in the map."""
+        """Adds ``layout`` to the map. Raises UnsupportedTarget for a layout that must not be in the map."""
         if layout.end_magic % 8 or not 8 <= layout.comm_hash <= layout.end_magic - _ROW or layout.end_magic == ABSENT:
             raise UnsupportedTarget("struct ncclComm of this library has impossible offsets")
         with self._lock:
@@ -216,7 +216,7 @@ class LayoutFinder:
 
 
 def _stripped(version: Any) -> str | None:
-    """Why a build without debugging information cannot be read; None for a version with a published layout."""
+    """Returns why a build without debugging information cannot be read; None for a version with a published layout."""
     if any(version in layout.versions for layout in NCCL_LAYOUTS):
         return None
     if any(version in layout.versions for layout in UNGUARDED_LAYOUTS):

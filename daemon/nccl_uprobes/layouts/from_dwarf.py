@@ -66,11 +66,11 @@ _Members = dict[str, tuple[int, Die | None]]
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """The parser's request ``nccl_layout`` (``known``: build ids in hex; one descriptor: the library).
+    """Returns the parser's request ``nccl_layout`` (``known``: build ids in hex; one descriptor: the library).
 
     Answers JSON with the keys of Layout, ``version`` as from ``nccl_version``, ``known`` (whether the build is in the
-    request's list) and ``why``. ``comm`` and ``info`` are null for a known build, and for one without a layout, where
-    ``why`` holds the reason.
+    request's list) and ``why``. ``comm`` and ``info`` are null for a known build, and for a build without a layout;
+    then ``why`` holds the reason.
     """
     return {"nccl_layout": _answer}
 
@@ -85,9 +85,9 @@ class Layout(TypedDict):
 
 
 def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> Layout:
-    """The layouts of the libnccl open at ``fd``, which the caller keeps.
+    """Returns the layouts of the libnccl open at ``fd``, which the caller keeps.
 
-    Raises UnsupportedTarget for a stripped or damaged library, and for one that takes more than ``seconds``.
+    Raises UnsupportedTarget for a library that is stripped, damaged, or takes more than ``seconds``.
     """
     elf = Elf(fd)
     info_section, abbrev = elf.section(".debug_info", _MAX_INFO), elf.section(".debug_abbrev", _MAX_TABLE)
@@ -107,7 +107,7 @@ def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> Layout:
 
 
 def nccl_version(elf: Elf) -> str | None:
-    """Such as "2.27.5", from the text that NCCL prints (showVersion in init.cc), which stripped libraries have too."""
+    """Returns "2.27.5", say, from the text that NCCL prints (showVersion in init.cc), also of stripped libraries."""
     found = _VERSION.search(elf.section(".rodata", _MAX_CONSTANTS))
     return found[1].decode() if found else None
 
@@ -172,7 +172,7 @@ def _layout(dwarf: Dwarf, die: Die, wanted: Mapping[str, tuple[str, ...]]) -> di
 
 
 def _check(comm: Mapping[str, int]) -> None:
-    """That the programs may read it as they do: the five fields in a row, a word at either end or none."""
+    """Raises UnsupportedTarget unless the five fields are in a row, with a magic word at each end or at no end."""
     first = comm["comm_hash"]
     row = (comm["rank"], comm["nranks"], comm["cuda_device"], comm.get("nvml_device", first + 20))
     guards = (comm.get("start_magic"), comm.get("end_magic"))
@@ -181,7 +181,7 @@ def _check(comm: Mapping[str, int]) -> None:
 
 
 def _members(dwarf: Dwarf, record: Die, depth: int = 0) -> _Members:
-    """Name -> (offset, entry) of the members, including those of unnamed members."""
+    """Returns name -> (offset, entry) of the members, including members of unnamed members."""
     members: _Members = {}
     for child in dwarf.children(record):
         if child.tag != _MEMBER or (at := _location(child)) is None:
@@ -207,7 +207,7 @@ def _location(member: Die) -> int | None:
 
 
 def _type(dwarf: Dwarf, die: Die | None) -> Die | None:
-    """The type of an entry behind typedef and const; None if it lies in another unit."""
+    """Returns the type of an entry behind typedef and const; None if the type lies in another unit."""
     for _ in range(_MAX_HOPS):
         at = die.number(TYPE) if die else None
         if die is None or at is None or not die.unit.first <= at < die.unit.end:
@@ -224,7 +224,7 @@ def _record(dwarf: Dwarf, die: Die | None) -> Die | None:
 
 
 def _array_length(dwarf: Dwarf, die: Die | None) -> int:
-    """The length of a one-dimensional array; 0 where not known."""
+    """Returns the length of a one-dimensional array; 0 if not known."""
     found = _type(dwarf, die)
     ranges = [child for child in dwarf.children(found) if child.tag == _SUBRANGE] if found else []
     if found is None or found.tag != _ARRAY or len(ranges) != 1:

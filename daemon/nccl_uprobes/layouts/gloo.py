@@ -1,7 +1,7 @@
 """Layouts of torch builds: the offsets of the fields of gloo's classes that the BPF programs read.
 
 ``make_gloo.py`` makes them from the headers of a torch wheel. They are not trusted: the programs check each value that
-they read (rank below size, a plausible string, sizes whose product is the number of elements) and drop what fails.
+they read (rank below size, a plausible string, sizes whose product is the number of elements) and drop other values.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ TORCH_2_9 = TORCH_2_13._replace(tensor_sizes=64, tensor_numel=160, tensor_dtype=
 # The attach cookie holds the index. Only append, so that the cookies of pinned links stay right.
 GLOO_LAYOUTS: tuple[GlooLayout, ...] = (UNKNOWN_BUILD, TORCH_2_13, TORCH_2_9)
 
-# Functions that exist since torch 2.9, and one that exists as long as tensors have names.
+# Functions that exist since torch 2.9, and a function that exists as long as tensors have names.
 _NAMED_TENSORS = "at4impl9has_namesE"
 _MARKS = ("16ProcessGroupGloo5splitE", "16ProcessGroupGloo5mergeE")
 
 
 def gloo_layout_index(symbols: Iterable[str]) -> int:
-    """The index in GLOO_LAYOUTS for a libtorch_cpu.so with functions of these mangled names."""
+    """Returns the index in GLOO_LAYOUTS for a libtorch_cpu.so with functions of these mangled names."""
     found = list(symbols)
     if not all(any(mark in name for name in found) for mark in _MARKS):
         return GLOO_LAYOUTS.index(UNKNOWN_BUILD)

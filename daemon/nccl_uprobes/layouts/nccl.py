@@ -43,7 +43,7 @@ class NcclLayout(NamedTuple):
 
     @classmethod
     def of(cls, comm: Mapping[str, int], versions: tuple[str, ...] = (), build_ids: tuple[str, ...] = ()) -> NcclLayout:
-        """From the offsets of ``from_dwarf.nccl_layout``. Raises UnsupportedTarget for impossible ones."""
+        """Returns the layout of offsets ``comm`` from ``from_dwarf``. Raises UnsupportedTarget for impossible ones."""
         wanted = {name: comm[name] for name in cls.offset_names() if name in comm}
         if "comm_hash" not in wanted or not all(
             type(offset) is int and 0 <= offset < ABSENT for offset in wanted.values()
@@ -59,7 +59,7 @@ class NcclLayout(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The newest version."""
+        """The newest version with this layout."""
         return self.versions[-1] if self.versions else "unknown"
 
     @property
@@ -280,7 +280,7 @@ NCCL_LAYOUTS: tuple[NcclLayout, ...] = (
         seq_count=5,
     ),
 )
-# Before 2.21 there are no magic words, so a communicator looks like the freed memory of one.
+# Before 2.21 there are no magic words, so a communicator looks like the freed memory of a communicator.
 UNGUARDED_LAYOUTS: tuple[NcclLayout, ...] = (
     NcclLayout(
         versions=("2.18.1",),

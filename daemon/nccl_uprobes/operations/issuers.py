@@ -1,4 +1,4 @@
-"""Finds the thread of each process that issues its collectives: the thread that trains, which need not be the main one.
+"""Finds the thread of each process that issues its collectives, and so trains; it need not be the main thread.
 
 Ray Train, vLLM's engine and embedded interpreters train in a thread of their own, while the main thread waits for
 tasks. A thread beside the training, as of an asynchronous checkpoint, issues fewer collectives than the training does.
@@ -21,15 +21,15 @@ MAX_PROCESSES = 4_096
 MAX_THREADS = 64
 # Each change makes somebody read the stacks of the process.
 MAX_CHANGES = 16
-# Counts are halved when a thread has issued so many, so that another one can take over.
+# Counts are halved when a thread has issued _MOST collectives, so that another thread can take over.
 _MOST = 1 << 10
 
 
 class Issuers:
     """Counts the collectives of the threads of each process. One thread.
 
-    ``changed(pid, start_ns, tid)`` is called where another thread than before issues most; the main thread goes before
-    others, and is not reported for as long as it is the only one. ``runs(pid, tid)``: whether a thread has not ended.
+    ``changed(pid, start_ns, tid)`` is called when another thread than before issues most; the main thread goes before
+    others, and is not reported as long as no other issued any. ``runs(pid, tid)``: whether a thread has not ended.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Issuers:
         self._reported: dict[ProcessKey, list[int]] = {}
 
     def follow(self, records: Array, processes: Iterable[ProcessKey]) -> None:
-        """``records``: operations of the ring ``collectives``; ``processes``: the processes that issued them."""
-        # Nearly always the main threads issue all.
+        """Counts ``records``, operations of the ring ``collectives``; ``processes``: the processes that issued them."""
+        # Nearly always the main threads issue all operations.
         if not np.any(records["tid"] != records["tgid"]) and not self._counts:
             self._note_alone(processes)
             return
@@ -72,7 +72,7 @@ class Issuers:
             if issued.keys() == {key.pid}:
                 self._note_alone([key])
                 return
-            # How much the main thread issued alone was not counted.
+            # Operations that the main thread issued alone were not counted.
             threads = {key.pid: _MOST} if key in self._main_alone else {}
             while len(self._counts) >= MAX_PROCESSES:
                 self.forget(next(iter(self._counts)))

@@ -24,7 +24,7 @@ _Array = npt.NDArray[Any]
 
 
 class OpenOperations:
-    """The entries of the map ``operations``. Safe for any thread; each method returns how many it closed."""
+    """The entries of the map ``operations``. Safe for any thread; methods that close return the number closed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -81,7 +81,7 @@ class OpenOperations:
 
 
 def abandoned(values: _Array) -> _Array:
-    """Returns the open operations of a layout that is replaced as abandoned ones: nobody sees their ends."""
+    """Returns the open operations of a replaced layout as abandoned operations: nobody sees their ends."""
     records = values.copy()
     records["state"] = STATE_ABANDONED
     return records

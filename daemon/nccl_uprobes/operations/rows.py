@@ -18,13 +18,13 @@ __all__ = ("finished_rows", "inflight_rows")
 
 
 def finished_rows(node: str, records: Array, operations: Operations, pair: ClockPair) -> pa.RecordBatch:
-    """Records of the ring ``collectives`` -> ``comm.ops`` in its physical schema. ``operations`` are these, decoded."""
+    """Returns ``records`` of the ring ``collectives``, decoded as ``operations``, in comm.ops' physical schema."""
     made = _shared(node, records, operations, pair) | _ending(records, pair)
     return columns.batch("comm.ops", made)
 
 
 def inflight_rows(node: str, records: Array, operations: Operations, pair: ClockPair) -> pa.RecordBatch:
-    """Values of the map ``operations`` -> ``comm.inflight``. ``operations`` are these, decoded."""
+    """Returns ``records``, values of the map ``operations``, decoded as ``operations``, as ``comm.inflight``."""
     made = _shared(node, records, operations, pair)
     made["state"] = columns.named(records["state"].astype(np.int32) - 1, names.STATES)
     made["age_ns"] = columns.numbers(pair.mono_ns - operations.called)
@@ -71,7 +71,8 @@ def _ending(records: Array, pair: ClockPair) -> dict[str, pa.Array[Any]]:
         "step": pa.nulls(len(records), pa.int64()),
         "launch_ns_after": _after(records["t_launch"], call),
         "start_ns_after": _after(records["t_start"], call),
-        # An exact end has one bound, stored as a difference; the view computes the others from done_hi and the width.
+        # An exact end is stored as done_hi_ns, an end without an upper bound as done_lo_ns; for others the view
+        # computes both bounds from done_hi and done_within_ns.
         "done_lo_ns": _after(np.where(exact | ~open_ended, 0, low), call),
         "done_hi_ns": _after(np.where(exact, high, 0), call),
         "done_hi": columns.times(high.astype(np.int64) + pair.mono_to_utc_ns, exact | open_ended),
@@ -95,7 +96,7 @@ def _errors(records: Array) -> pa.Array[Any]:
 
 
 def _shown(error: bytes, room: int) -> str:
-    """Returns the text of an error; where it fills ``room`` it was cut, and ends at its last sentence, or in ``…``."""
+    """Returns the text of an error; a text that fills ``room`` was cut, and ends at its last sentence, or in ``…``."""
     text = escape(error)
     if len(error) < room - 1:
         return text
@@ -104,7 +105,7 @@ def _shown(error: bytes, room: int) -> str:
 
 
 def _result(record: np.void) -> str | None:
-    """The name of the ncclResult_t with which an NCCL operation failed; None for gloo and for success."""
+    """Returns the name of the ncclResult_t with which an NCCL operation failed; None for gloo and for success."""
     number = int(record["result"])
     if int(record["backend"]) != names.NCCL or not number:
         return None

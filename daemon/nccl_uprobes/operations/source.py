@@ -38,17 +38,17 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 __all__ = ("FIRST_OBJECT", "OBJECTS", "RING", "CollectivesSource")
 
 OBJECTS = ("gloo", "nccl", "jax")
-# Loaded with the start; the others are late.
+# The BPF object that is loaded with the start; the others are loaded later.
 FIRST_OBJECT = OBJECTS[0]
 RING = "collectives"
-# How often operations of processes that are gone are looked for, s.
+# Interval of the looks for operations of processes that are gone, s.
 _CHECK_S = 5.0
 _MAX_ENDED = 16384
 
 
 class CollectivesSource(Source):
     """``symbols`` finds symbols by pattern in the file at a descriptor; ``layouts`` looks into builds of NCCL that the
-    shipped table lacks. ``joined`` is that of ``Communicators``, ``issues`` the ``changed`` of ``Issuers``.
+    shipped table lacks. ``joined``: as of ``Communicators``; ``issues``: the ``changed`` of ``Issuers``.
 
     Only the draining thread may call ``assemble`` and ``assemble_communicators``, which wait for no other thread; the
     other methods are safe for several threads.
@@ -87,7 +87,7 @@ class CollectivesSource(Source):
         self._unranked: set[ProcessKey] = set()
         self._attached: dict[tuple[int, int], list[Link]] = {}
         self._attaching = threading.Lock()
-        # Used by the draining thread: processes that ended, and those that had ended at the drain before.
+        # Used by the draining thread: processes that ended, and processes that had ended at the drain before.
         self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
         self._leaving: list[tuple[int, int]] = []
         self._next_check = 0.0
@@ -108,7 +108,7 @@ class CollectivesSource(Source):
 
     @property
     def rings(self) -> Mapping[str, RingConsumer]:
-        # What happens to a communicator closes operations on it: those come out in the same drain.
+        # Events of a communicator close operations on it: these come out in the same drain.
         return {
             communicators.RING: RingConsumer(self.assemble_communicators, "comm.communicators", identified=True),
             RING: RingConsumer(self.assemble, self.table, identified=True, open_map=MAP, abandoned=abandoned),
@@ -138,12 +138,12 @@ class CollectivesSource(Source):
             self._layouts.start()
 
     def stop(self) -> None:
-        """The links are the session's: it keeps or ends them."""
+        """Does nothing to the links: the session keeps or ends them."""
         if self._layouts is not None:
             self._layouts.stop()
 
     def tick(self) -> None:
-        """Closes operations of processes whose exit was not reported: nobody could read them, or the event was lost."""
+        """Closes operations of processes whose exit was not reported: they were not read, or the event was lost."""
         self._report_open()
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_S
@@ -166,7 +166,7 @@ class CollectivesSource(Source):
 
     @property
     def slots(self) -> dict[int, str]:
-        """Slot -> the program and the pattern of the probe that is counted there."""
+        """Returns slot -> the program and the pattern of the probe that is counted there."""
         return {
             slot: f"{probe.program} {probe.pattern}{' return' if probe.on_return else ''}"
             for library in LIBRARIES
@@ -174,13 +174,13 @@ class CollectivesSource(Source):
         }
 
     def interesting(self, path: bytes) -> bool:
-        """Whether a mapped file of this path can be libtorch_cpu, libnccl or JAX's library."""
+        """Returns whether a mapped file of this path can be libtorch_cpu, libnccl or JAX's library."""
         return library_of(path) is not None
 
     def attach(self, fd: int, path: bytes) -> int:
         """Attaches the probes to the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
 
-        Returns how many links are new: 0 where the file has them, also those adopted from an earlier daemon.
+        Returns the number of new links: 0 if the file has them, also by adoption from an earlier daemon.
         Raises UnsupportedTarget for a file that is no such library, AttachError, PrivilegeError.
         """
         library = library_of(path)
@@ -205,7 +205,7 @@ class CollectivesSource(Source):
             self._attached.pop(identity, None)
 
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """Records of the ring ``collectives`` -> physical batches of ``comm.ops`` and ``comm.communicators``."""
+        """Returns physical batches of comm.ops and comm.communicators of records of the ring ``collectives``."""
         batches: dict[str, pa.RecordBatch] = {}
         if len(records):
             operations = self._decoder.decode(records)
@@ -219,7 +219,7 @@ class CollectivesSource(Source):
         return batches
 
     def assemble_communicators(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """Records of the ring ``communicators`` -> a batch of ``comm.communicators``.
+        """Returns a batch of ``comm.communicators`` of records of the ring ``communicators``.
 
         Closes the open operations of communicators that were destroyed or aborted; an abort makes them failed.
         """
@@ -234,7 +234,7 @@ class CollectivesSource(Source):
         self._leaving = [self._ended.popleft() for _ in range(len(self._ended))]
 
     def inflight(self, pair: ClockPair) -> pa.RecordBatch:
-        """``comm.inflight``: the operations that are open now."""
+        """Returns ``comm.inflight``: the operations that are open now."""
         records = self._open.records()
         # Operations called after ``pair`` was taken would have a negative age.
         records = np.ascontiguousarray(records[records["t_call"] <= pair.mono_ns])
@@ -246,7 +246,7 @@ class CollectivesSource(Source):
         return self._communicators.backends_of(pid, start_ns)
 
     def processes_of(self, comm: str) -> list[tuple[int, int]]:
-        """(pid, start_ns) of the processes that have a communicator of this name."""
+        """Returns (pid, start_ns) of the processes that have a communicator of this name."""
         return self._communicators.processes_of(comm)
 
     def process_identified(self, process: Identity) -> None:
@@ -260,7 +260,7 @@ class CollectivesSource(Source):
         self.close_process(*process.key)
 
     def _report_open(self) -> None:
-        """Report the communicators of operations that never end: they may be the first ones of their processes."""
+        """Report the communicators of operations that never end, which may be the first operations of processes."""
         if self._joined is None or not self._unranked:
             return
         with self._asking:
@@ -270,7 +270,7 @@ class CollectivesSource(Source):
                 self._joined(*entity.process, found)
 
     def close_process(self, pid: int, start_ns: int) -> int:
-        """Closes the open operations of a process that has ended, and returns how many; drops its state later."""
+        """Closes the open operations of a process that has ended; returns their number. Drops its state later."""
         closed = self._open.close_process(pid, start_ns)
         self._ended.append((pid, start_ns))
         return closed
@@ -279,7 +279,7 @@ class CollectivesSource(Source):
         self.close_ended(alive)
 
     def close_ended(self, alive: Callable[[int, int], bool]) -> int:
-        """Closes the open operations of processes that are not ``alive(pid, start_ns)``, and returns how many."""
+        """Closes the open operations of processes that are not ``alive(pid, start_ns)``; returns their number."""
         return self._open.close_ended(alive)
 
     def ends_missed(self, before_ns: int, pid: int | None = None) -> int:

@@ -1,7 +1,7 @@
-"""Lists the probes of libtorch_cpu, libnccl and JAX's library, which BPF program is attached to which functions, and
-places them on a file.
+"""Lists the probes of libtorch_cpu, libnccl and JAX's library, each a BPF program and the functions that it is attached
+to, and places them on a file.
 
-Mangled names contain argument types, which change between versions of torch; the patterns hold the parts that do not.
+Mangled names contain argument types, which change between versions of torch; the patterns hold the constant parts.
 ``*`` matches any characters.
 """
 
@@ -58,7 +58,7 @@ class _Placement(NamedTuple):
 
 
 class Library(NamedTuple):
-    """``files``: prefixes of the file name. ``probes`` are in the order of attachment: those on the end of an operation
+    """``files``: prefixes of the file name. ``probes`` are in the order of attachment: probes on ends of operations
     come first, so that no operation is opened whose end is missed. ``marks``: functions that only some builds have."""
 
     name: str
@@ -72,7 +72,7 @@ class Library(NamedTuple):
         return [pattern for probe in self.probes for pattern in probe.patterns]
 
     def placements(self, symbols: Iterable[Symbol]) -> list[_Placement]:
-        """The placements of the probes, each at the cheapest instruction of its function, one per address.
+        """Returns the placements of the probes, each at the cheapest instruction of its function, one per address.
 
         Raises UnsupportedTarget if a needed function is missing.
         """
@@ -140,7 +140,7 @@ GLOO = Library(
     (b"libtorch_cpu.so",),
     SLOTS.reserve("gloo", 64, len(_GLOO_PROBES)),
     _GLOO_PROBES,
-    # The last is in all builds: it shows that .dynsym would have the one before it, so that .symtab is not read.
+    # The last mark is in all builds: it shows that .dynsym would have the mark before it, so .symtab is not read.
     (
         f"{_GROUP}5splitE*",
         f"{_GROUP}5mergeE*",
@@ -175,8 +175,8 @@ _MAKERS = {
     "ncclCommGrow": "nccl_grow",
 }
 
-# pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast. Probes on ends come first, those on returns
-# before those on entries: an entry whose return is missed would be taken for that of a later call.
+# pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast. Probes on ends come first, and probes on
+# returns before probes on entries: an entry whose return is missed would be taken for the entry of a later call.
 _NCCL_PROBES = (
     _Probe("nccl_destroy", "ncclCommDestroy"),
     _Probe("nccl_abort", "ncclCommAbort"),
@@ -245,7 +245,7 @@ LIBRARIES = (GLOO, NCCL, JAX)
 
 
 def library_of(path: bytes) -> Library | None:
-    """The library that a mapped file of this path can be, by its file name."""
+    """Returns the library that a mapped file of this path can be, by its file name."""
     name = path.rpartition(b"/")[2]
     for library in LIBRARIES:
         if name.startswith(library.files) and name.find(b".so") >= 0:

@@ -1,6 +1,6 @@
 """Asks NCCL's RAS (reliability, availability, serviceability) for a report, over an open connection.
 
-The protocol is that of NCCL's own client (src/ras/client.cc, 2.24 to 2.30): lines of at most 1024 bytes, then a report
+The protocol is of NCCL's own client (src/ras/client.cc, 2.24 to 2.30): lines of at most 1024 bytes, then a report
 up to the end of the stream. Each process of a job has a RAS thread that listens and answers; a request travels through
 the network of these threads and does not involve the ranks' own work.
 
@@ -35,9 +35,9 @@ __all__ = (
     "ras_address",
 )
 
-# The time for the greeting, as in NCCL's client: a stopped process accepts connections and does not greet.
+# Time for the greeting, as in NCCL's client: a stopped process accepts connections and does not greet.
 GREETING_S = 1.0
-# The time that RAS gives its peers to answer (RAS_COLLECTIVE_LEG_TIMEOUT_SEC); it then waits as long again.
+# Time that RAS gives its peers to answer (RAS_COLLECTIVE_LEG_TIMEOUT_SEC); it then waits as long again.
 COLLECT_S = 5
 MAX_LINE = 1_024
 MAX_REPORT = 16 << 20
@@ -59,7 +59,7 @@ class RasAnswer(NamedTuple):
 
 
 def ask_ras(connection: socket.socket, timeout: float = 30.0) -> RasAnswer:
-    """The verbose status of all jobs that the process at the other end knows. ``timeout``: seconds for all of it.
+    """Returns the verbose status of all jobs that the peer process knows. ``timeout``: seconds for the whole request.
 
     Raises RasSilent, TargetTimeout for a report that does not end in time, UnsupportedTarget if the peer is no RAS or
     its report exceeds 16 MiB.
@@ -147,7 +147,7 @@ class NobodyListens(TargetError):
 
 @dataclass(frozen=True, slots=True)
 class RasAddress:
-    """``hosts``: IP addresses; the first that accepts a connection is used."""
+    """``hosts``: IP addresses; the first address that accepts a connection is used."""
 
     hosts: tuple[str, ...]
     port: int
@@ -158,7 +158,7 @@ class RasAddress:
 
 
 def ras_address(environ: Mapping[str, str], port: int) -> RasAddress | None:
-    """The address at which a process with this environment listens, by default at ``port``; None: its RAS is off.
+    """Returns the address at which a process with this environment listens, by default ``port``; None: RAS is off.
 
     Raises UnsupportedTarget for an address that must not be connected to.
     """
@@ -174,7 +174,7 @@ def ras_address(environ: Mapping[str, str], port: int) -> RasAddress | None:
 
 
 def connect_ras(address: RasAddress, namespace: int | None = None, timeout: float = CONNECT_S) -> socket.socket:
-    """A connection to one of the processes that share ``address``, in the network namespace ``namespace`` or ours.
+    """Returns a connection to one of the processes that share ``address``, in the namespace ``namespace`` or ours.
 
     Raises NobodyListens, TargetTimeout, PrivilegeError for a namespace that needs more rights, UnsupportedTarget for an
     address of another machine.

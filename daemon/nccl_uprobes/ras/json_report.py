@@ -38,12 +38,12 @@ _HASH = re.compile(r"0x[0-9a-fA-F]{1,16}")
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """The parser's request ``ras_report`` (``form``: json or text; payload: the report). Answers a Report as JSON."""
+    """Returns the parser's request ``ras_report`` (``form``: json or text; payload: the report); answer: a Report."""
     return {"ras_report": _answer}
 
 
 def json_report(report: bytes) -> Report:
-    """The rows of all ranks, missing ranks first. Raises CorruptTarget if ``report`` is no such document."""
+    """Returns the rows of all ranks, missing ranks first. Raises CorruptTarget if ``report`` is no such document."""
     document = _document(report.decode("utf-8", "replace"))
     collection = _object(document.get("ras"))
     common = {
@@ -86,7 +86,7 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def _ranks(document: Mapping[str, Any]) -> Iterator[RankRow | None]:
-    """The rows of all ranks of all communicators; None for an entry that is malformed."""
+    """Yields the rows of all ranks of all communicators; None for a malformed entry."""
     for communicator in document["communicators"]:
         found = _object(communicator)
         comm = found.get("hash")

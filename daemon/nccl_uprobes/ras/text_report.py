@@ -1,8 +1,8 @@
 """Parses text reports of NCCL's RAS, the only form of versions 2.24 to 2.28.3, into rows of ``comm.ras``.
 
 A text report lists groups of communicators, and for a communicator only the ranks that differ from most others. So only
-these have rows, and a healthy job has none. The wording is that of src/ras/client_support.cc (rasClientRunComms) at
-v2.24.3-1 and v2.28.3-1.
+these ranks have rows, and a healthy job has no rows. The wording is from src/ras/client_support.cc (rasClientRunComms)
+at v2.24.3-1 and v2.28.3-1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ("text_report",)
 
 MAX_LINES = 200_000
 MAX_LISTED = 1_024
-# The columns behind statusStr, which is the first of these that applies to a rank (rasClientRunComms).
+# The columns behind statusStr, which is the first status that applies to a rank (rasClientRunComms).
 _STATUS: dict[str, RankRow] = {
     "ABORT": {"abort_flag": True},
     "FINALIZE": {"abort_flag": False},
@@ -50,7 +50,7 @@ _NOT_LAUNCHED = re.compile(r"ha(?:s|ve) not launched any operations")
 
 
 def text_report(report: bytes) -> Report:
-    """The rows of the ranks that the report lists. Raises CorruptTarget if ``report`` is no report of RAS."""
+    """Returns the rows of the ranks that the report lists. Raises CorruptTarget if ``report`` is no report of RAS."""
     lines = report.decode("utf-8", "replace").split("\n")
     reader = _Reader()
     for line in lines[:MAX_LINES]:
@@ -143,7 +143,7 @@ class _Reader:
             self.skipped += 1
 
     def _facts(self, text: str | None) -> RankRow:
-        """The columns that ``text`` gives for a rank; without a text, those given for all listed ranks."""
+        """Returns the columns that ``text`` gives for a rank; without a text, the columns of all listed ranks."""
         if text is None:
             return self._common
         if match := _REPORTED.fullmatch(text):

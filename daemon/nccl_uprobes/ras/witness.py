@@ -1,7 +1,7 @@
 """Polls NCCL's own RAS for the state of each rank of each communicator, as a second witness beside the probes.
 
-All processes of a network namespace share one address (SO_REUSEPORT), and the kernel picks the one that answers: it may
-belong to another job, or be stopped. So the communicators in an answer identify the job, not the address.
+All processes of a network namespace share one address (SO_REUSEPORT), and the kernel picks the process that answers,
+which may belong to another job, or be stopped. So the communicators in an answer identify the job, not the address.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class _Round:
 class RasWitness(Source):
     """Asks in a thread of its own.
 
-    ``processes`` gives the live processes that use NCCL; ``owners`` those of this node that have a communicator of a
-    hash (16 hex digits). ``port`` is where RAS listens unless a process says otherwise.
+    ``processes`` returns the live processes that use NCCL; ``owners`` the processes of this node that have a
+    communicator of a hash (16 hex digits). ``port``: the port of RAS unless a process's environment names another.
     """
 
     name = "ras"
@@ -145,7 +145,7 @@ class RasWitness(Source):
 
     @property
     def reason(self) -> str:
-        """Why some process's RAS could not be asked at the last try; empty when all could."""
+        """Why RAS of some process could not be asked at the last try; empty when no try failed."""
         return next(iter(list(self._reasons.values())), "")
 
     @property
@@ -161,7 +161,7 @@ class RasWitness(Source):
         return [totals.of(self.name, TABLE, reason=self.reason, detail=self.detail)]
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Forget its RAS address: its environment is another now."""
+        """Drops the RAS address of a process: its environment is another now."""
         self._addresses.pop(ProcessKey(pid, start_ns), None)
 
     def ask_all(self) -> int:
@@ -204,7 +204,7 @@ class RasWitness(Source):
             address = self._addresses[key] = ras_address(answer.header.get("environ", {}), self._port)
         if address is None:
             return None
-        # A process can change its namespace, so it is looked up each time.
+        # A process can change its namespace, so the namespace is looked up each time.
         answer = self._readers.call("network", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S)
         answer.close_fds()
         return _Place((answer.header["dev"], answer.header["inode"]), address)
@@ -224,7 +224,7 @@ class RasWitness(Source):
         except ProcessGone:
             return 0
         except ProbingError as e:
-            # A stopped process may continue at any time; one whose report never ends would delay the other places.
+            # A stopped process may continue at any time; a report that never ends would delay the other places.
             if not isinstance(e, RasSilent):
                 self._wait(place, listens=True)
             if self._explain(place, e.message):
@@ -304,7 +304,7 @@ class RasWitness(Source):
         return len(rows)
 
     def _owner(self, comm: str, members: list[Identity], answers: _Round) -> RankRow:
-        """job and run of a communicator whose calls were seen; pid and start_ns where they are unambiguous."""
+        """Returns job and run of a communicator whose calls were seen; pid and start_ns if they are unambiguous."""
         having = self._owners(comm)
         jobs = {(who.job, who.run) for who in having}
         answers.jobs |= jobs

@@ -1,4 +1,4 @@
-"""The processes and communicators of records, looked up once per distinct (process, communicator), not per record."""
+"""Finds the processes and communicators of records, once per distinct (process, communicator), not per record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GLOO = 1
 _HASH_BYTES = 8
 # An entry takes about 500 bytes; a process that invents communicators must not fill our memory.
 _MAX_ENTITIES = 16384
-# torch's descriptions of a group that has none (distributed_c10d.py).
+# torch's descriptions of a group without a description (distributed_c10d.py).
 _NO_DESCRIPTION = ("", "undefined")
 _KEY_FIELDS = (
     "start_ns",
@@ -63,7 +63,7 @@ class Entity(NamedTuple):
 
     @property
     def membership(self) -> Membership | None:
-        """The process's place in the communicator; None where that is not known."""
+        """The process's place in the communicator; None if the place is not known."""
         if self.comm is None or self.comm_rank is None or self.comm_size is None:
             return None
         return Membership(self.comm, self.comm_name, self.backend_name, self.comm_rank, self.comm_size)
@@ -75,21 +75,21 @@ class Entities:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._known: dict[int, Entity] = {}
-        # Secret, so that no process can make its records collide with another's key.
+        # The numbers are secret, so that no process can make its records collide with another's key.
         self._random = np.random.default_rng(secrets.randbits(128))
         self._words: dict[np.dtype[Any], list[_Word]] = {}
 
     def of(self, records: npt.NDArray[np.void]) -> tuple[list[Entity], npt.NDArray[np.intp]]:
-        """(the distinct entities of ``records``, for each record the index of its entity)."""
+        """Returns (the distinct entities of ``records``, for each record the index of its entity)."""
         keys, first, inverse = np.unique(self._keys(records), return_index=True, return_inverse=True)
         found = [self._entity(int(key), records[index]) for key, index in zip(keys, first, strict=True)]
         return found, inverse
 
     def _keys(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
-        """A multilinear hash of the fields that identify an entity."""
+        """Returns for each record a multilinear hash of the fields that identify an entity."""
         words = self._words_of(records.dtype)
         keys = np.zeros(len(records), np.uint64)
-        # In parts that stay in the cache, as each is read once per word.
+        # The parts are small enough to stay in the cache, as each part is read once per word.
         for start in range(0, len(records), _PART):
             part, sums = records[start : start + _PART], keys[start : start + _PART]
             for kind, column, multiplier in words:
@@ -132,7 +132,7 @@ def _entity_of(record: np.void, who: Identity | None) -> Entity:
 
 
 def comm_text(record: np.void) -> str | None:
-    """Returns the name of the communicator, the same on all ranks; None where it could not be read."""
+    """Returns the name of the communicator, the same on all ranks; None if it could not be read."""
     form = int(record["name_form"])
     # numpy strips trailing NULs from a bytes field; a number needs them.
     raw = bytes(record["name"]).ljust(record.dtype["name"].itemsize, b"\0")
@@ -146,7 +146,7 @@ def comm_text(record: np.void) -> str | None:
 
 
 def _words(dtype: np.dtype[Any]) -> list[tuple[type[np.unsignedinteger[Any]], int]]:
-    """The (type, index) of the words that hold the key's fields: 64 bits wide where all of them belong to the key."""
+    """Returns (type, index) of the words that hold the key's fields: 64 bits wide if all bits belong to the key."""
     assert dtype.fields is not None
     covered = np.zeros(dtype.itemsize, bool)
     for name in _KEY_FIELDS:

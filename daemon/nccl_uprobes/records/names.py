@@ -1,4 +1,4 @@
-"""Names for the numbers in ``struct collective_record``: gloo's, NCCL's, and those of ``collectives.bpf.h``."""
+"""Names for the numbers in ``struct collective_record``: of gloo, of NCCL, and of ``collectives.bpf.h``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATE_FAILED, STATE_ABANDONED = 4, 5
 GLOO, NCCL = 1, 2
 
 BACKENDS = ("gloo", "nccl")
-# By enum operation_state; 1, 2 and 7 are states of open operations, 6 is an operation whose end was not seen.
+# States by enum operation_state; 1, 2 and 7 are of open operations, 6 is of an operation whose end was not seen.
 STATES = ("called", "started", "done", "failed", "abandoned", "unseen", "launched")
 TIMINGS = ("exact", "sync", "enqueue_only", "watchdog", "graph", "blocking_wait")
 
@@ -70,7 +70,7 @@ _GLOO_OPS = {
     18: "all_reduce",
     19: "reduce_scatter",
     20: "all_gather",
-    # No number of c10d: XLA's.
+    # The number is not from c10d, but from XLA.
     64: "collective_permute",
 }
 # ncclFunc_t (NCCL src/include/nccl_common.h).
@@ -164,7 +164,7 @@ _NCCL_REDOPS = ("sum", "product", "max", "min", "avg")
 
 
 def codes(field: str) -> npt.NDArray[np.int32]:
-    """An array for ``op``, ``dtype`` or ``redop``: at backend * 256 + number the index of its name, or -1."""
+    """Returns an array for ``op``, ``dtype`` or ``redop``: at backend * 256 + number the index of its name, or -1."""
     gloo, nccl, names = _NUMBERS[field]
     table = np.full(3 * 256, -1, np.int32)
     for backend, numbers in ((GLOO, gloo), (NCCL, nccl)):
@@ -179,5 +179,5 @@ _NUMBERS: dict[str, tuple[dict[int, str], dict[int, str], tuple[str, ...]]] = {
     # c10d::ReduceOp::RedOpType (Types.hpp) counts like REDOPS.
     "redop": (dict(enumerate(REDOPS)), dict(enumerate(_NCCL_REDOPS)), REDOPS),
 }
-# By index in DTYPES.
+# Sizes by index in DTYPES.
 DTYPE_BYTES: npt.NDArray[np.int64] = np.array([size for _, size in _TORCH_DTYPES], np.int64)

@@ -1,6 +1,6 @@
-"""Decodes ``struct collective_record`` (collectives.bpf.h) into numpy columns: what rows, roles and steps are made of.
+"""Decodes ``struct collective_record`` (collectives.bpf.h) into numpy columns, of which rows, roles and steps are made.
 
-The numbers of gloo and NCCL become one numbering (``records.names``), and counts become what a rank contributes.
+The numbers of gloo and NCCL become one numbering (``records.names``), and counts become contributions of the rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Operations:
 
     ``entities`` are the distinct (process, communicator)s, ``entity_of`` holds for each operation the index of its
     entity. ``op``, ``dtype`` and ``redop`` are indices into the tuples of ``records.names``. ``count`` (elements) and
-    ``size`` (bytes) are what the rank contributes. ``finished`` is the latest time at which the operation can have
+    ``size`` (bytes) are of the rank's contribution. ``finished`` is the latest time at which the operation can have
     ended.
     """
 
@@ -58,7 +58,7 @@ class OperationDecoder:
         self._codes = {field: names.codes(field) for field in ("op", "dtype", "redop")}
 
     def decode(self, records: Array) -> Operations:
-        """Records of the ring ``collectives`` or values of the map ``operations``, in their order."""
+        """Returns ``records``, of the ring ``collectives`` or the map ``operations``, as Operations in their order."""
         entities, entity_of = self._entities.of(records)
         op, dtype, redop = (self._decoded(records, field) for field in ("op", "dtype", "redop"))
         count, size = _contribution(records, op, dtype)
@@ -91,10 +91,10 @@ def _unless(times: npt.NDArray[np.int64], unknown: npt.NDArray[np.bool_]) -> npt
 def _contribution(
     records: Array, op: npt.NDArray[np.int32], dtype: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(elements, bytes) that the rank contributes; -1 where not known.
+    """Returns (elements, bytes) that the rank contributes; -1 where not known.
 
-    NCCL's count is that of one block: in reduce_scatter, all_to_all and the root's scatter a rank contributes a block
-    for each rank, elsewhere in scatter nothing.
+    NCCL counts the elements of one block: in reduce_scatter, all_to_all and the root's scatter a rank contributes a
+    block for each rank, in scatter on other ranks nothing.
     """
     raw = records["count"]
     known = raw < _MAX_COUNT

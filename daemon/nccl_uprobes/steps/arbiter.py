@@ -17,10 +17,10 @@ _MAX_MARKS = 4096
 # Periods that are held back until the optimizer has run.
 _MAX_HELD = 512
 # The number of periods per step is concluded from _FEW runs of the optimizer in a row with the same number of periods
-# between them, or from _MANY runs if the share _MOST of them has it.
+# between them, or from _MANY runs if the share _MOST of the runs has that number.
 _FEW, _MANY, _MOST = 3, 8, 0.8
 _RECENT = 32
-# How many runs of the optimizer may be missed or late.
+# Runs of the optimizer that may be missed or late.
 _MISSED = 8
 _CONFIDENCE, _CONFIRMED = 0.95, 0.9
 
@@ -28,8 +28,8 @@ _CONFIDENCE, _CONFIRMED = 0.95, 0.9
 class Arbiter:
     """Makes steps from the periods of one process and the runs of its optimizer.
 
-    ``periods``: how many periods a step has. 1: each is a step; 0: the optimizer's runs do not settle it; None: not
-    known yet. Without any sign of an optimizer no period is held back.
+    ``periods``: number of periods of a step. 1: each period is a step; 0: the optimizer's runs do not settle the
+    number; None: not known yet. Without any sign of an optimizer no period is held back.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Arbiter:
         self._counts: deque[int] = deque(maxlen=_MANY)
 
     def ran(self, ends: Iterable[int]) -> None:
-        """Adds runs of the optimizer: the time of the last call of each, CLOCK_MONOTONIC ns."""
+        """Adds runs of the optimizer by the times of their last calls, CLOCK_MONOTONIC ns."""
         for t in ends:
             self._marks.append(t)
             self._runs.append(t)
@@ -114,7 +114,7 @@ class Arbiter:
         return found
 
     def _together(self, periods: int) -> list[Step]:
-        """The steps between two runs: several where the optimizer skipped a step, as on overflow of a scaled loss."""
+        """Returns the steps between two runs: several if the optimizer skipped steps, as when a loss overflows."""
         size = periods if len(self._group) % periods == 0 else len(self._group)
         return [self._step(self._group[at : at + size], periods) for at in range(0, len(self._group), size)]
 

@@ -19,11 +19,11 @@ _Waits = Callable[[Array], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]
 _FIRST_SEARCH = 8
 # A search is due when one in _SHARE of the operations is new; after a pattern was lost, one in _SHARE_AFTER_LOSS.
 _SHARE, _SHARE_AFTER_LOSS = 2, 8
-# The shortest time between two searches of a full window, in ns between the calls of the operations.
+# Shortest time between two searches of a full window, in ns between the calls of the operations.
 _REST_NS = 10_000_000_000
-# The confidence counts how many of the last steps were exact.
+# Number of last steps of which the confidence counts the exact steps.
 _RECENT = 32
-# Up to so many operations of a step are added up without numpy.
+# Up to _FEW operations of a step are added up without numpy.
 _FEW = 64
 # A pattern that repeats faster is no training step.
 _TOO_FAST_NS = 100_000
@@ -40,14 +40,14 @@ _ONE_OPERATION, _SEVERAL, _DOUBTFUL = 0.5, 0.95, 0.75
 class Step(NamedTuple):
     """A step that has ended. Times are CLOCK_MONOTONIC ns.
 
-    ``elapsed``: 1 plus the number of steps missed since the one before. ``exact``: it has the operations of the pattern
-    and no others. ``comm`` and ``seq`` are those of its first operation, -1 where not known. ``comm_ns``: the time in
-    which at least one of its operations ran. ``wait_ns``: the part of it in which the rank waited for others on its
-    node, None where not known. ``period`` is None where the optimizer alone gave the step. ``periods``:
-    how many periods it consists of. ``confirmed``: the optimizer runs once per period.
+    ``elapsed``: 1 plus the number of steps missed since the step before. ``exact``: it has the operations of the
+    pattern and no others. ``comm`` and ``seq``: of its first operation, -1 if not known. ``comm_ns``: the time in which
+    at least one of its operations ran. ``wait_ns``: the part of ``comm_ns`` in which the rank waited for others on its
+    node, None if not known. ``period``: None if the optimizer alone gave the step. ``periods``: number of periods of
+    which it consists. ``confirmed``: the optimizer runs once per period.
 
-    ``confidence``: the share of the last 32 steps that were exact, times the confidence in the pattern: 0.95; 0.75
-    where it encloses a shorter one, lies in a longer one or has sizes that vary; 0.5 where it has one signature only.
+    ``confidence``: the share of the last 32 steps that were exact, times the confidence in the pattern: 0.95; 0.75 if
+    the pattern encloses a shorter pattern, lies in a longer one or has varying sizes; 0.5 if it has a single signature.
     """
 
     t_start: int
@@ -66,10 +66,10 @@ class Step(NamedTuple):
 
 
 class StepDetector:
-    """Detects the steps of one process. ``turn`` may rotate a new period, so that all ranks begin it alike; ``waits``
-    returns how long each operation waited, and where that is known.
+    """Detects the steps of one process. ``turn`` returns a new period rotated to the operation at which all ranks begin
+    it; ``waits`` returns the wait of each operation, and a mask of the operations whose wait is known.
 
-    ``period``: the one that is followed; None while there is none.
+    ``period``: the period in use; None while none is found.
     """
 
     def __init__(self, turn: Callable[[Period], Period], waits: _Waits) -> None:
@@ -88,14 +88,14 @@ class StepDetector:
 
     @property
     def newest(self) -> int:
-        """When the last known operation was called, CLOCK_MONOTONIC ns; -1 without operations."""
+        """The time when the last known operation was called, CLOCK_MONOTONIC ns; -1 without operations."""
         known = self._history.operations
         return int(known["t"][-1]) if len(known) else -1
 
     def observe(self, operations: Array) -> list[Step]:
         """Adds ``operations``, in the order of their calls; returns the steps that have ended.
 
-        A step is returned once all operations of the next one were seen, as those of one step end in any order.
+        A step is returned once all operations of the next step were seen, as operations of a step end in any order.
         """
         self._history.add(operations)
         found: list[Step] = []
@@ -113,7 +113,7 @@ class StepDetector:
         if len(history.operations) >= WINDOW and newest - self._searched < _REST_NS:
             return
         self._searched = newest
-        # Keeps the cost of all searches together at a few times that of the last one.
+        # The next search waits, so that all searches together cost a few times as much as the last search.
         known = len(history.operations)
         share = _SHARE_AFTER_LOSS if self._last is not None else _SHARE
         self._search_at = history.added + (max(known // share, 4) if known < WINDOW else known)
@@ -140,7 +140,7 @@ class StepDetector:
         self._odd, self._odd_search = 0, _ODD_STEPS
 
     def _steps_in(self, gap: Array, until: int) -> int:
-        """How many steps lie between the last one returned and ``until``: at most what ``gap`` has operations for."""
+        """Returns the number of steps between the last returned one and ``until``: at most as ``gap`` has room for."""
         if self._last is None:
             return 0
         end, each, period = self._last
@@ -177,7 +177,7 @@ class StepDetector:
         self._search_at = self._history.added + _FIRST_SEARCH
 
     def _look_for_more(self, period: Period) -> None:
-        """Searches a longer pattern: operations between the steps may show that these are micro-steps."""
+        """Searches a longer pattern: operations between the steps may show that the steps are micro-steps."""
         self._odd_search = 2 * self._odd
         known = self._history.operations
         recent = known[np.searchsorted(known["t"], self._odd_since) :]
@@ -189,7 +189,7 @@ class StepDetector:
             self.period = self.turn(more)
 
     def _steps(self, period: Period, waiting: Array, starts: list[tuple[int, bool]]) -> list[Step]:
-        """The steps between ``starts``, which are (index in ``waiting``, whether the step is exact)."""
+        """Returns the steps between ``starts``, which are (index in ``waiting``, whether the step is exact)."""
         edges = [start for start, _ in starts]
         waits = self._waits_between(waiting, edges)
         t, kinds, seqs = (waiting[name][edges].tolist() for name in ("t", "kind", "seq"))
@@ -221,7 +221,7 @@ class StepDetector:
         return found
 
     def _waits_between(self, waiting: Array, edges: list[int]) -> list[int | None]:
-        """How long the operations between two of ``edges`` waited together; None where that of none is known."""
+        """Returns the sums of the waits of the operations between two of ``edges``; None if no wait is known."""
         if len(edges) < 2:
             return []
         inside, at = waiting[edges[0] : edges[-1]], np.array(edges) - edges[0]
@@ -231,14 +231,14 @@ class StepDetector:
 
 
 def _worth(period: Period) -> float:
-    """The confidence in steps that all match the pattern of ``period``."""
+    """Returns the confidence in steps that all match the pattern of ``period``."""
     if bool((period.pattern == period.pattern[0]).all()):
         return _ONE_OPERATION
     return _DOUBTFUL if period.inner > 1 or period.enclosing or len(period.varying) else _SEVERAL
 
 
 def _walk(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> tuple[list[tuple[int, bool]], int]:
-    """([(index at which a step begins, whether it is exact)], how many operations follow the last one)."""
+    """Returns ([(index at which a step begins, whether it is exact)], number of operations behind the last step)."""
     length, at = len(pattern), 0
     starts: list[tuple[int, bool]] = []
     copies = places(signed, pattern)
@@ -259,7 +259,7 @@ def _walk(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> tu
 
 
 def _between(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> list[int]:
-    """Where the inexact steps begin that lie between two exact ones: they have other operations too, or lack some."""
+    """Returns where inexact steps between two exact steps begin: they have other operations, too, or lack some."""
     starts: list[int] = []
     position, begin = 0, -1
     for index, sign in enumerate(signed.tolist()):
@@ -276,7 +276,7 @@ def _between(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) ->
 
 
 def _covered(operations: Array) -> int | None:
-    """The time in which at least one operation ran, ns; None where a start or an end is not known."""
+    """Returns the time in which at least one operation ran, ns; None if a start or an end is not known."""
     if len(operations) <= _FEW:
         return _covered_by_few(operations["begin"].tolist(), operations["end"].tolist())
     if bool((operations["begin"] < 0).any() or (operations["end"] < 0).any()):
@@ -288,7 +288,7 @@ def _covered(operations: Array) -> int | None:
 
 
 def _covered_by_few(begins: list[int], ends: list[int]) -> int | None:
-    """As ``_covered``: for a few elements numpy's calls cost more than the work."""
+    """Returns the same as ``_covered``: for a few elements numpy's calls cost more than the work."""
     if min(begins) < 0 or min(ends) < 0:
         return None
     covered, until = 0, 0

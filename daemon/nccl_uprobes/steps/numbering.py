@@ -4,7 +4,7 @@ Finds how long each rank waited for other ranks of its job on this node, by the 
 
 Of an operation that ends on all ranks together, the rank that calls last has the shortest duration; another rank waited
 for it as long as its own duration is longer (as ``diagnosis.balance``). A rank of another node may have called later
-still: what is found is the least that the rank waited.
+still: the wait that is found is a lower bound.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ("SLOTS", "Calibration", "JobSteps")
 SLOTS = 1 << 13
 """Operations that are remembered of a job, 196 KiB."""
 _Array = npt.NDArray[Any]
-# Which operation, its shortest duration, the process that reported it first, whether another one did, too.
+# The key of an operation, its shortest duration, the process that reported it first, whether another process did, too.
 _SLOT = np.dtype([("key", "u8"), ("least", "i8"), ("pid", "i4"), ("shared", "?")])
-# Operations with a root and those of two ranks have no common end.
+# Kinds of operations with a common end: operations with a root and operations of two ranks have none.
 _JOINT = np.zeros(256, bool)
 _JOINT[[OPS.index(op) for op in OPS if op.startswith(("all_", "reduce_scatter", "barrier"))]] = True
 
@@ -40,7 +40,7 @@ class _Waits:
         self._slots = np.zeros(0, _SLOT)
 
     def add(self, pid: int, operations: _Array) -> None:
-        """Adds OPERATIONs of a process; those that are added again change nothing."""
+        """Adds OPERATIONs of a process; operations that are added again change nothing."""
         own = operations[_comparable(operations)]
         if not len(own):
             return
@@ -59,7 +59,7 @@ class _Waits:
         slots["shared"][at] |= slots["pid"][at] != pid
 
     def of(self, operations: _Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Returns how long each of a process's OPERATIONs waited, ns, 0 where not known, and where it is known."""
+        """Returns the wait of each of a process's OPERATIONs, ns, 0 if not known, and a mask of the known waits."""
         if not len(self._slots):
             return np.zeros(len(operations), np.int64), np.zeros(len(operations), bool)
         keys, at = _places(operations)
@@ -75,7 +75,7 @@ def _comparable(operations: _Array) -> npt.NDArray[np.bool_]:
 
 
 def _places(operations: _Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """The key of each operation and its slot: operations in a row on a communicator have slots in a row."""
+    """Returns the key and the slot of each operation: operations in a row on a communicator have slots in a row."""
     comm = comm_of(operations["kind"])
     return signs(comm, operations["seq"]), (comm + operations["seq"]) % SLOTS
 
@@ -88,9 +88,9 @@ _MAX_WAITING = 64
 
 
 class JobSteps:
-    """Agrees between the ranks of one job where in the period a step begins, and which number it has.
+    """Agrees between the ranks of one job on the place in the period at which a step begins, and on its number.
 
-    ``waits``: their operations.
+    ``waits``: the operations of the ranks.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class JobSteps:
         self._by_time: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
     def turn(self, period: Period) -> Period:
-        """Rotates ``period`` so that it begins where it began on the first rank that had it."""
+        """Returns ``period`` rotated so that it begins where it began on the first rank that had it."""
         abstract = period.abstract
         least = least_rotation(abstract)
         name = tuple(abstract[least:] + abstract[:least])
@@ -110,7 +110,7 @@ class JobSteps:
         return period.rotated((least + begin) % len(abstract))
 
     def number(self, step: Step, before: int | None) -> int:
-        """The number of a step; ``before`` is that of its predecessor in the same process. Negative: before step 0.
+        """Returns the number of a step, negative before step 0; ``before``: its predecessor's in the same process.
 
         Without a predecessor, or after missed steps, ranks are matched by the first operation of the step, whose
         sequence number is the same on all of them, else by time.
@@ -147,7 +147,7 @@ class Calibration:
         self.offset: int | None = None
 
     def reading(self, t: int, value: int) -> None:
-        """The variable was first read as ``value`` at ``t``, CLOCK_MONOTONIC ns."""
+        """Adds a reading: the variable was first read as ``value`` at ``t``, CLOCK_MONOTONIC ns."""
         for t_start, t_end, number in self._ended:
             if t_start <= t < t_end:
                 self._conclude(value - number)
@@ -155,7 +155,7 @@ class Calibration:
         self._waiting.append((t, value))
 
     def ended(self, t_start: int, t_end: int, number: int) -> None:
-        """Step ``number`` has ended; compares it with the values read during it."""
+        """Compares ``number``, of a step that has ended, with the values read during the step."""
         self._ended.append((t_start, t_end, number))
         while self._waiting and self._waiting[0][0] < t_end:
             t, value = self._waiting.popleft()
@@ -163,7 +163,7 @@ class Calibration:
                 self._conclude(value - number)
 
     def _conclude(self, offset: int) -> None:
-        """Takes the offset of most readings; a single one may be off by one, as the variable changes within a step.
+        """Takes the offset of most readings; one reading may be off by one, as the variable changes within a step.
 
         An offset holds until nearly all recent readings agree on another.
         """

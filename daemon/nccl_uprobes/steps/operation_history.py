@@ -52,7 +52,7 @@ class Texts:
         return number
 
     def names(self, kind: int) -> tuple[str, str, str]:
-        """(op, dtype, name of the communicator) of a kind; empty texts where not known."""
+        """Returns (op, dtype, name of the communicator) of a kind; empty texts if not known."""
         op, dtype, number = kind & 0xFF, kind >> _OP_BITS & 0xFF, kind >> 2 * _OP_BITS
         return (
             OPS[op] if op < len(OPS) else "",
@@ -62,7 +62,7 @@ class Texts:
 
 
 def operations_by_process(operations: Operations, texts: Texts) -> dict[tuple[int, int], Array]:
-    """The OPERATIONs of each (pid, start_ns), in the order of their calls."""
+    """Returns the OPERATIONs of each (pid, start_ns), in the order of their calls."""
     if not len(operations):
         return {}
     entities, entity_of = operations.entities, operations.entity_of
@@ -79,23 +79,23 @@ def operations_by_process(operations: Operations, texts: Texts) -> dict[tuple[in
 
 
 def op_of(kind: Array) -> Array:
-    """The index in OPS of each kind, 255 where not known."""
+    """Returns the index in OPS of each kind, 255 if not known."""
     return kind & 0xFF
 
 
 def comm_of(kind: Array) -> Array:
-    """The number of the communicator of each kind."""
+    """Returns the number of the communicator of each kind."""
     return kind >> 2 * _OP_BITS
 
 
 def signs(kind: Array, count: Array) -> npt.NDArray[np.uint64]:
-    """A hash of (comm, op, dtype, count) of each operation."""
+    """Returns a hash of (comm, op, dtype, count) of each operation."""
     found: npt.NDArray[np.uint64] = kind.astype(np.uint64) * _KIND_FACTOR + count.astype(np.uint64) * _COUNT_FACTOR
     return found
 
 
 class History:
-    """The last operations of one process. ``at`` is the index of the first that is not part of a finished step yet;
+    """The last operations of one process. ``at``: index of the first operation that is in no finished step yet;
     ``added`` counts all operations ever added."""
 
     def __init__(self) -> None:
@@ -115,9 +115,9 @@ class History:
         return self.operations[self.at :]
 
     def add(self, new: Array) -> int:
-        """Inserts ``new`` by time of call, but for duplicates and those before the first of ``waiting``.
+        """Inserts ``new`` by time of call, but for duplicates and operations before the first of ``waiting``.
 
-        Returns how many were inserted.
+        Returns the number of inserted operations.
         """
         known = self.operations
         if len(known) and len(new) and new["t"][0] <= known["t"][-1]:

@@ -79,17 +79,17 @@ class OptimizerSource:
 
     @property
     def slots(self) -> dict[int, str]:
-        """Slot -> the operators whose calls are counted there."""
+        """Returns slot -> the operators whose calls are counted there."""
         return {operators.slot: operators.name for operators in _OPERATORS}
 
     def interesting(self, path: bytes) -> bool:
-        """Whether a file that a process maps can be libtorch_cpu, by its path."""
+        """Returns whether a file that a process maps can be libtorch_cpu, by its path."""
         return path.rpartition(b"/")[2].startswith(self.files)
 
     def attach(self, fd: int, path: bytes) -> int:
         """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
 
-        Returns how many links are new: 0 where the file has one, also one adopted from an earlier daemon.
+        Returns the number of new links: 0 if the file has a link, also by adoption from an earlier daemon.
         Raises UnsupportedTarget for a library without these operators, AttachError, PrivilegeError.
         """
         if not self.interesting(path):
@@ -102,7 +102,7 @@ class OptimizerSource:
         return int(not link.adopted)
 
     def forget(self, identity: tuple[int, int]) -> None:
-        """The session has ended the probe on a file."""
+        """Drops a file whose probe the session has ended."""
         with self._attaching:
             self._attached.pop(identity, None)
 
@@ -116,7 +116,7 @@ class OptimizerSource:
 
 
 def _points(symbols: Sequence[Symbol]) -> dict[int, int]:
-    """Offset in the file -> slot; one entry for aliases of one address."""
+    """Returns offset in the file -> slot; one entry for aliases of one address."""
     found: dict[int, int] = {}
     for operators in _OPERATORS:
         wanted = [re.compile(".*".join(map(re.escape, p.split("*")))) for p in operators.patterns]

@@ -1,7 +1,7 @@
 """Detects the training steps of one process from the bursts of calls of its optimizer (``optimizer.bpf.c``).
 
 One run of an optimizer makes one burst, or one for each group of parameters, a small part of a step apart. A step may
-have runs of several optimizers. A step is the sequence of bursts that repeats; it ends with the last call of the last.
+have runs of several optimizers. A step is the sequence of bursts that repeats; the last call of its last burst ends it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ("FOREACH", "FUSED", "LIST_ADD", "OptimizerDetector", "OptimizerStep")
 
 FUSED, FOREACH, _, LIST_ADD = SLOTS.reserve("optimizer", 56, 4)
 """Slots of the probes: which operators were called."""
-# (text, confidence) in the order of preference: some optimizers of the first kinds call sums of lists too.
+# (text, confidence), preferred kind first: fused and foreach optimizers may call LIST_ADD, too, so it comes last.
 _KINDS = {
     FUSED: ("the fused optimizer", 0.95),
     FOREACH: ("the optimizer over lists of tensors", 0.95),
@@ -27,14 +27,14 @@ _KINDS = {
 }
 # Kinds that nothing but an optimizer calls: only these decide about periods of the collectives.
 _SURE = (FUSED, FOREACH)
-# After so many bursts without a rhythm there is none.
+# Bursts without a rhythm after which no rhythm is expected.
 _PATIENCE = 64
 _SEVERAL_OPTIMIZERS = 0.8
 _MAX_BURSTS, _AT_ONCE = 512, 128
 _FEWEST = 5
 # Bursts of one run are at least _CLOSER times closer to each other than runs are, and never further than _CLOSE_NS.
 _CLOSER, _CLOSE_NS = 3, 500_000_000
-# As in optimizer.bpf.c.
+# The gap between bursts and the factor of hashes, as in optimizer.bpf.c.
 _GAP_NS, _SIGN_FACTOR = 1_000_000, 0x9E3779B97F4A7C15
 # More equal bursts than _MAX_ALIKE, or more bursts than _MAX_GROUPS, are not one run.
 _MAX_ALIKE, _MAX_GROUPS = 4, 64
@@ -53,10 +53,10 @@ class _Burst(NamedTuple):
 
 
 class OptimizerStep(NamedTuple):
-    """From the end of one run of the optimizer to the end of the next, CLOCK_MONOTONIC ns.
+    """A step from the end of one run of the optimizer to the end of the next, CLOCK_MONOTONIC ns.
 
-    ``calls``: how many of the optimizer's operators were called. ``goes_on``: no step was missed before it. ``exact``:
-    it matches the rhythm. ``sure``: only an optimizer calls these operators.
+    ``calls``: number of calls of the optimizer's operators. ``goes_on``: no step was missed before it. ``exact``: it
+    matches the rhythm. ``sure``: only an optimizer calls these operators.
     """
 
     t_start: int
@@ -88,7 +88,7 @@ class OptimizerDetector:
 
     @property
     def promising(self) -> bool:
-        """Whether calls of an optimizer have a rhythm, or so few were seen that they may have one."""
+        """Whether calls of an optimizer have a rhythm, or may have one, as only few were seen."""
         return any(s.rhythm or s.added < _PATIENCE for which, s in self._streams.items() if which in _SURE)
 
     def observe(self, records: Sequence[Any]) -> list[OptimizerStep]:
@@ -147,7 +147,7 @@ class _Stream:
     def find_rhythm(self) -> bool:
         known = len(self._bursts)
         if self.rhythm is None and known > _FEWEST and self.added >= self._search_at:
-            # Keeps the cost of all searches together at a few times that of the last one.
+            # The next search waits, so that all searches together cost a few times as much as the last search.
             self._search_at = self.added + known // 2
             self.rhythm, at = _rhythm([*self._bursts], self._open)
             for _ in range(at):
@@ -183,7 +183,7 @@ class _Stream:
 
 
 def _runs(bursts: list[_Burst], following: int, close_ns: int) -> Iterator[list[_Burst]]:
-    """The runs that have ended. ``following``: when the burst after the last of ``bursts`` began."""
+    """Yields the runs that have ended. ``following``: time when the burst after the last of ``bursts`` began."""
     run: list[_Burst] = []
     for burst, begin in zip(bursts, [*(b.begin for b in bursts[1:]), following][: len(bursts)], strict=True):
         run.append(burst)
@@ -200,12 +200,12 @@ def _sign(bursts: list[_Burst]) -> int:
 
 
 def _joined(sign: int, burst: _Burst) -> int:
-    """The hash of the calls of ``sign`` and then of ``burst``, whatever the place at which the two were split."""
+    """Returns the hash of the calls of ``sign`` and then of ``burst``, wherever the two were split."""
     return (sign * pow(_SIGN_FACTOR, burst.calls, 1 << 64) + burst.sign) % (1 << 64)
 
 
 def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
-    """(the fitting rhythm with the largest ``close_ns``, the index of its first burst); None: none fits."""
+    """Returns (the fitting rhythm with the largest ``close_ns``, the index of its first burst); None: none fits."""
     begins = [*(burst.begin for burst in bursts[1:]), following]
     gaps = sorted(begin - burst.end for burst, begin in zip(bursts, begins, strict=True))
     # The BPF program makes one burst of calls that are less than _GAP_NS apart.
@@ -218,7 +218,7 @@ def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
         if not all(_is_run(run) for run in (*runs, rest)):
             continue
         if len(runs) < _FEWEST - 1:
-            # More bursts may show that it repeats.
+            # More bursts may show that the sequence repeats.
             return None, 0
         if length := _length(runs):
             at = _first(runs, length)
@@ -229,7 +229,7 @@ def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
 
 
 def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]:
-    """The bursts of the next step, if it has ended: those that match the rhythm, else those up to the longest pause."""
+    """Returns the bursts of the next step, if it has ended: as the rhythm has them, else up to the longest pause."""
     pauses: list[int] = []
     sign = calls = 0
     for burst, begin in zip(bursts, [*(b.begin for b in bursts[1:]), following][: len(bursts)], strict=True):
@@ -267,7 +267,7 @@ def _is_run(run: list[_Burst]) -> bool:
 
 
 def _length(runs: list[list[_Burst]]) -> int:
-    """How many runs a step has; 0: the runs do not repeat."""
+    """Returns the number of runs of optimizers in a step; 0 if the sequence of runs does not repeat."""
     signs = [_sign(run) for run in runs]
     for length in range(1, min(_MAX_OPTIMIZERS, len(signs) // (_FEWEST - 1)) + 1):
         same = sum(a == b for a, b in zip(signs, signs[length:], strict=False))
@@ -277,6 +277,6 @@ def _length(runs: list[list[_Burst]]) -> int:
 
 
 def _first(runs: list[list[_Burst]], length: int) -> int:
-    """The index of the run with which a step begins: the one after the longest pause."""
+    """Returns the index of the run with which a step begins: the run after the longest pause."""
     pauses = [b[0].begin - a[-1].end for a, b in pairwise(runs)]
     return max(range(length), key=lambda at: median(pauses[(at - 1) % length :: length]))

@@ -1,7 +1,7 @@
 """Finds the period of a sequence of operations: the pattern of signatures that a training repeats step by step.
 
 Patterns nest: layers repeat in a micro-step, micro-steps in a step, steps between two logged losses. The step is the
-longest pattern, unless a longer one only adds a few bytes to many repeats of a shorter one.
+longest pattern, unless the longer pattern only adds a few bytes to many repeats of a shorter one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Array = npt.NDArray[Any]
 MAX_MICRO_STEPS = 8
 """A pattern that repeats up to so often in a longer one, which adds hardly a byte, is a micro-step. One that repeats
 more often is a step, and the rest of the longer one is done every so many steps, as logging is."""
-# Repeats in a row until a pattern is taken for a step; those of a micro-step end before.
+# Repeats in a row until a pattern is taken for a step; repeats of a micro-step end before.
 _REPEATS = MAX_MICRO_STEPS + 1
-# Layers repeat too, for the time of a micro-step: a pattern must go on for longer, above all one of few signatures.
+# Layers repeat, too, for the time of a micro-step: a pattern must go on for longer, above all with few signatures.
 _SPAN_NS, _FEW_SIGNATURES, _FEW_SPAN_NS = 2_000_000_000, 2, 10_000_000_000
 # Fewer repeats are enough for long steps that have repeats within themselves, as large models make them.
 _LONG_REPEATS, _LONG_SPAN_NS = 4, 60_000_000_000
@@ -29,7 +29,7 @@ _MATCHING = 0.8
 # A pattern that repeats faster is no training step.
 _MIN_STEP_NS = 1_000_000
 _SMALL_SHARE = 0.01
-# A longer pattern replaces a shorter one when it covers this share of the operations that the shorter one left.
+# A longer pattern replaces a shorter one if it covers this share of the operations that the shorter one left.
 _BETTER = 0.3
 _CHECKS = 16
 _FEWEST = 3
@@ -41,10 +41,10 @@ _FEW = 2048
 
 
 class Period(NamedTuple):
-    """``pattern``: the signatures of a step from its first operation on; ``kinds`` and ``counts`` are those of the same
-    operations, a count -1 where it varies. ``varying``: kinds whose count is left out of signatures.
-    ``repeats``: how often it was found. ``inner``: how often a shorter pattern repeats in it, 1 for none.
-    ``enclosing``: how often it repeats in a longer pattern that only adds a few bytes, 0 for none.
+    """``pattern``: the signatures of a step from its first operation on; ``kinds`` and ``counts``: of the same
+    operations, a count -1 if it varies. ``varying``: kinds whose count is left out of signatures. ``repeats``: times
+    that the pattern was found. ``inner``: repeats of a shorter pattern in this pattern, 1 without one.
+    ``enclosing``: repeats of this pattern in a longer pattern that only adds a few bytes, 0 without one.
     """
 
     pattern: npt.NDArray[np.uint64]
@@ -56,7 +56,7 @@ class Period(NamedTuple):
     enclosing: int
 
     def rotated(self, by: int) -> Period:
-        """This period, beginning ``by`` operations later."""
+        """Returns this period, beginning ``by`` operations later."""
         return self._replace(
             pattern=np.roll(self.pattern, -by),
             kinds=np.roll(self.kinds, -by),
@@ -70,10 +70,10 @@ class Period(NamedTuple):
 
 
 def find_period(operations: Array) -> Period | None:
-    """The period of ``operations`` (``operation_history.OPERATION``), from its longest pause on; None: there is none.
+    """Returns the period of ``operations`` (``operation_history.OPERATION``), from its longest pause on, or None.
 
-    Among pauses of about equal length the one after the rarest signature counts, then the one that gives the smallest
-    rotation.
+    Among pauses of about equal length the pause after the rarest signature counts, then the pause that gives the
+    smallest rotation.
     """
     varying = _varying(operations)
     signed = signatures(operations, varying)
@@ -94,7 +94,7 @@ def find_period(operations: Array) -> Period | None:
 
 
 def signatures(operations: Array, varying: Array) -> npt.NDArray[np.uint64]:
-    """The signature of each operation: a hash of its kind and, unless it varies, its count."""
+    """Returns the signature of each operation: a hash of its kind and, unless the count varies, its count."""
     found: npt.NDArray[np.uint64] = operations["sign"]
     if len(varying):
         away = np.isin(operations["kind"], varying)
@@ -103,7 +103,7 @@ def signatures(operations: Array, varying: Array) -> npt.NDArray[np.uint64]:
 
 
 def places(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """Where ``pattern`` begins in ``signed``; copies may overlap."""
+    """Returns the indexes at which ``pattern`` begins in ``signed``; copies may overlap."""
     length = len(pattern)
     if len(signed) < length:
         return np.empty(0, np.intp)
@@ -112,7 +112,7 @@ def places(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> n
 
 
 def least_rotation(items: list[Any]) -> int:
-    """The index at which the smallest rotation begins (Booth, Lexicographically least circular substrings, 1980)."""
+    """Returns the begin of the smallest rotation (Booth, Lexicographically least circular substrings, 1980)."""
     twice = items + items
     failure = [-1] * len(twice)
     least = 0
@@ -132,7 +132,7 @@ def least_rotation(items: list[Any]) -> int:
 
 
 def _convincing(signed: npt.NDArray[np.uint64], t: Array, starts: npt.NDArray[np.intp], length: int) -> bool:
-    """Whether a pattern that begins at ``starts`` covers the sequence, and repeats often and slowly enough."""
+    """Returns whether a pattern that begins at ``starts`` covers the sequence, and repeats often and slowly enough."""
     if len(starts) < _LONG_REPEATS or len(starts) * length < _MATCHING * (len(signed) - starts[0]):
         return False
     distinct = len(np.unique(signed[starts[0] : starts[0] + length]))
@@ -147,7 +147,7 @@ def _convincing(signed: npt.NDArray[np.uint64], t: Array, starts: npt.NDArray[np
 
 
 def _varying(operations: Array) -> npt.NDArray[np.int64]:
-    """Kinds of operations whose count keeps changing, as lengths of sequences and tokens of an expert do."""
+    """Returns the kinds of operations whose count keeps changing, like lengths of sequences and tokens of an expert."""
     distinct = np.unique(operations["sign"], return_index=True)[1]
     kinds, counts = np.unique(operations["kind"][distinct], return_counts=True)
     totals = np.unique(operations["kind"], return_counts=True)[1]
@@ -156,7 +156,7 @@ def _varying(operations: Array) -> npt.NDArray[np.int64]:
 
 
 def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int]:
-    """(length of a step's pattern, repeats of a shorter one in it, its repeats in a longer one); 0: no pattern."""
+    """Returns (length of a step's pattern, repeats of a shorter one in it, its repeats in a longer one); 0: none."""
     rough = _rough_matches(np.unique(signed, return_inverse=True)[1])
     tried, covered = _next_length(signed, rough, 0, 0.0)
     chosen, inner = _primitive(signed, tried), 1
@@ -198,7 +198,7 @@ def _rough_matches(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
 def _next_length(
     signed: npt.NDArray[np.uint64], rough: npt.NDArray[np.float64], after: int, covered: float
 ) -> tuple[int, float]:
-    """(the shortest length above ``after`` whose patterns cover clearly more than ``covered``, their share)."""
+    """Returns (the shortest length above ``after`` whose patterns cover clearly more than ``covered``, their share)."""
     if covered > 1 - 1e-9:
         return 0, 0.0
     lengths = np.arange(len(rough))
@@ -215,7 +215,7 @@ def _next_length(
 
 
 def _covered(signed: npt.NDArray[np.uint64], length: int) -> float:
-    """The share of operations, from the first copy on, that lie in copies of the commonest pattern of this length."""
+    """Returns the share of operations, from the first copy on, in copies of the commonest pattern of this length."""
     starts = _apart(_commonest(signed, length), length)
     if len(starts) < _FEWEST or int(starts[0]) * 2 > len(signed):
         return 0.0
@@ -225,7 +225,7 @@ def _covered(signed: npt.NDArray[np.uint64], length: int) -> float:
 
 
 def _compare(signed: npt.NDArray[np.uint64], sizes: Array, shorter: int, longer: int) -> tuple[int, bool]:
-    """(repeats of the shorter pattern in the longer one, whether the rest of the longer one is hardly a byte)."""
+    """Returns (repeats of the shorter pattern in the longer, whether the rest of the longer is hardly a byte)."""
     at = _commonest(signed, longer)[0]
     around = np.concatenate((signed[at : at + longer], signed[at : at + shorter - 1]))
     starts = _commonest(signed, shorter)
@@ -238,7 +238,7 @@ def _compare(signed: npt.NDArray[np.uint64], sizes: Array, shorter: int, longer:
 
 
 def _hashes(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint64]:
-    """A hash of each run of ``length`` signatures."""
+    """Returns a hash of each run of ``length`` signatures."""
     base, inverse = np.uint64(_BASE), np.uint64(pow(_BASE, -1, 1 << 64))
     powers: Array = np.cumprod(np.full(len(signed), base))
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum((signed ^ signed >> np.uint64(31)) * powers)))
@@ -248,7 +248,7 @@ def _hashes(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint6
 
 
 def _commonest(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.intp]:
-    """Where the commonest pattern of this length begins."""
+    """Returns the indexes at which the commonest pattern of this length begins."""
     hashes = _hashes(signed, length)
     values, first, counts = np.unique(hashes, return_index=True, return_counts=True)
     most = np.flatnonzero(counts == counts.max())
@@ -256,7 +256,7 @@ def _commonest(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.in
 
 
 def _apart(starts: npt.NDArray[np.intp], length: int) -> npt.NDArray[np.intp]:
-    """``starts`` without the copies that overlap an earlier one."""
+    """Returns ``starts`` without the copies that overlap an earlier copy."""
     if len(starts) < 2 or int(np.diff(starts).min()) >= length:
         return starts
     kept: list[int] = []
@@ -267,7 +267,7 @@ def _apart(starts: npt.NDArray[np.intp], length: int) -> npt.NDArray[np.intp]:
 
 
 def _begin(period: Period, t: Array, starts: npt.NDArray[np.intp]) -> int:
-    """The index of the operation that follows the longest pause of the pattern."""
+    """Returns the index of the operation that follows the longest pause of the pattern."""
     length = len(period.pattern)
     inside = starts[starts > 0][-256:, None] + np.arange(length)
     pauses = np.median(t[inside] - t[inside - 1], axis=0)

@@ -1,9 +1,9 @@
 """Makes rows of ``train.steps`` from collectives, calls of the optimizer and watched variables.
 
 A step is one repeat of the sequence of collectives that a process repeats (``steps.period``); its row is written when
-the next one is complete. Where the optimizer runs once for several repeats, these are micro-steps of one step
+the next repeat is complete. If the optimizer runs once for several repeats, these are micro-steps of one step
 (``steps.arbiter``). Without a repeating sequence, a step lasts from the end of one run of the optimizer to the end of
-the next (``steps.optimizer_steps``). At any time the rows of a process come from one of these. Steps are numbered from
+the next (``steps.optimizer_steps``). At any time the rows of a process come from one source. Steps are numbered from
 0 since a job was first seen, alike for all its ranks on this node; a watched variable that names the step replaces that
 number. Phases without a period have no steps.
 
@@ -50,7 +50,7 @@ __all__ = ("Steps",)
 _TABLE = "train.steps"
 _MAX_PROCESSES = 128
 _MAX_JOBS = 256
-# Readings of a variable give the begin and end of a step only to within their distance.
+# Readings of a variable give the begin and end of a step only to within the time between two readings.
 _READING_CONFIDENCE = 0.5
 _VARIABLE_CONFIDENCE = 0.95
 # Steps of the optimizer wait until operations of the same time would have been reported (_LATE_NS) and, where there are
@@ -166,7 +166,7 @@ class Steps(Source):
         return [totals.of(self.name, _TABLE, reason=self._refused)]
 
     def _assemble_optimizer(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
-        # Only steps that have ended are rows, and those go to the sink.
+        # Only steps that have ended are rows, and these rows go to the sink.
         self.observe_optimizer(records, pair)
         return {}
 
@@ -202,7 +202,7 @@ class Steps(Source):
         self._put(rows)
 
     def observe_metric(self, batch: pa.RecordBatch, pair: ClockPair) -> None:
-        """Follows the variables named step in a physical batch of ``python.training_metrics``."""
+        """Follows the column ``step`` of a batch of ``python.training_metrics``, which has the stored columns."""
         rows: list[_Row] = []
         with self._lock:
             columns = [batch.column(name) for name in ("pid", "start_ns", "ts", "step")]
@@ -237,7 +237,7 @@ class Steps(Source):
         return process
 
     def _make_room(self) -> None:
-        """Drops the process of the owner with most whose steps were looked at least lately."""
+        """Drops a process of the owner with most processes: the process whose steps were looked at least lately."""
         owner = crowding(process.owner for process in self._processes.values())
         del self._processes[next(key for key, process in self._processes.items() if process.owner == owner)]
 
@@ -251,7 +251,7 @@ class Steps(Source):
     def _from_periods(
         self, key: _Key, who: Identity | None, process: _Process, periods: Iterable[Step], pair: ClockPair
     ) -> list[_Row]:
-        """Rows of the steps that the ended ``periods`` are or belong to."""
+        """Returns rows of the steps that the ended ``periods`` are or belong to."""
         rows: list[_Row] = []
         for step in process.arbiter.judge(periods, process.optimizer.promising):
             if process.alone and step.t_start < process.reported + _CHANCE_NS:
@@ -262,7 +262,7 @@ class Steps(Source):
         return rows
 
     def _from_optimizer(self, key: _Key, who: Identity | None, process: _Process, pair: ClockPair) -> list[_Row]:
-        """Rows of the steps that only the optimizer gives."""
+        """Returns rows of the steps that only the optimizer gives."""
         waiting = process.waiting
         if not waiting:
             return []
@@ -353,7 +353,7 @@ class Steps(Source):
 
 
 def _described(period: Period, texts: Texts) -> str:
-    """Such as "5 operations repeat (4 all_reduce of 3 sizes, 1 barrier), from all_reduce of 9 float32 on tp"."""
+    """Returns "5 operations repeat (4 all_reduce of 3 sizes, 1 barrier), from all_reduce of 9 float32 on tp", say."""
     operations = [texts.names(kind) for kind in period.kinds.tolist()]
     counts = period.counts.tolist()
     parts = []

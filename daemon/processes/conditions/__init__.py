@@ -1,1 +1,1 @@
-"""The kernel's view of a process: what its threads wait for, what it used, and what bounds it."""
+"""The kernel's view of a process: the waits of its threads, its use of resources, and its limits."""

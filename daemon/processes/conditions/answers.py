@@ -29,8 +29,8 @@ class ConditionAnswers:
     def conditions(self, pids: Sequence[int], job: str, timeout: float) -> dict[str, Any]:
         """Returns ``processes``, ``loads`` and ``failures``. Raises NotFound for an unknown job or pid.
 
-        ``processes``: job, run, rank and role of each, and what ``read_condition`` returns. ``loads``: all processes of
-        the node as ``counters.Load``, None when they were not read in time. ``timeout`` in seconds for all of it.
+        ``processes``: job, run, rank and role of each, and the fields of ``read_condition``. ``loads``: all processes
+        of the node as ``counters.Load``, None when they were not read in time. ``timeout``: seconds for all readings.
         """
         deadline = time.monotonic() + timeout
         by_key = {(i.pid, i.start_ns): i for i in self._chosen(pids, job)}

@@ -1,4 +1,4 @@
-"""Reads what control groups set and count for a process: CPU quota, throttling, memory limit, OOM kills, freezer.
+"""Reads limits and counts of a process's control groups: CPU quota, throttling, memory limit, OOM kills, freezer.
 
 Versions 1 and 2. A limit of a group holds for all groups below, so every level counts. A file that the kernel does not
 have gives None: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst.
@@ -39,7 +39,7 @@ def read_cgroups(cgroup: bytes, mounts: list[Mount]) -> dict[str, object]:
     """
     groups = {name: group for name in ("cpu", "memory", "freezer") if (group := group_of(name, cgroup, mounts))}
     frozen, cpu = _frozen(groups.get("freezer")), cpu_limits(groups.get("cpu"))
-    # Hierarchies of version 1 have a group each: the one that holds the process up is shown.
+    # Hierarchies of version 1 have a group each: the group that holds the process up is shown.
     first = "freezer" if frozen else "cpu" if cpu["cpu_quota"] is not None else "memory"
     shown = groups.get(first) or next(iter(groups.values()), None)
     return {
@@ -51,7 +51,7 @@ def read_cgroups(cgroup: bytes, mounts: list[Mount]) -> dict[str, object]:
 
 
 def group_of(controller: str, cgroup: bytes, mounts: list[Mount]) -> Group | None:
-    """Returns the group in the hierarchy of a controller: one of version 1 where it has one, else that of version 2."""
+    """Returns the group in the hierarchy of ``controller``: of version 1 if it has one, else of version 2."""
     unified = None
     for line in cgroup[: 64 << 10].split(b"\n")[:MAX_LINES]:
         number, _, rest = line.partition(b":")
@@ -68,7 +68,7 @@ def _first(version: int, mounts: Iterable[Mount], path: bytes) -> Group | None:
 
 
 def _below(version: int, mount: Mount, path: bytes) -> Group | None:
-    """Returns the group of ``path`` below a mount, None where the mount does not hold it.
+    """Returns the group of ``path`` below ``mount``, None if the mount does not hold the path.
 
     In a control group namespace of its own (a container), this process sees others at ``/../..``, and so the root of a
     mount of the whole node: cgroup_namespaces(7).
@@ -95,7 +95,7 @@ def _frozen(group: Group | None) -> bool | None:
 
 
 def cpu_limits(group: Group | None) -> dict[str, float | int | None]:
-    """Returns cpu_quota (CPUs), and throttled and throttled_ns since the groups exist; None: not known, no limit."""
+    """Returns cpu_quota (CPUs), and throttled and throttled_ns since the groups exist; None: not known or no limit."""
     quotas, counts, times = [], [], []
     for directory in group.directories if group else ():
         if (quota := _quota(directory)) is not None:
@@ -123,7 +123,7 @@ def _quota(directory: bytes) -> float | None:
 
 
 def _memory(group: Group | None) -> dict[str, object]:
-    """Returns limit and use of the level that has least left."""
+    """Returns limit and use of memory of the level with the least memory left."""
     levels, kills = [], None
     for directory in group.directories if group else ():
         used = first_number(directory, "memory.current", "memory.usage_in_bytes")
@@ -138,14 +138,14 @@ def _memory(group: Group | None) -> dict[str, object]:
 
 
 def first_number(directory: bytes, *names: str) -> int | None:
-    """Returns the number in the first of these files that has one; "max" is none."""
+    """Returns the number in the first of the files ``names`` that has a number; "max" is no number."""
     return next(
         (value for name in names if (value := _number(read_group_file(directory, name) or b"")) is not None), None
     )
 
 
 def number_in(text: bytes | None, name: bytes) -> int | None:
-    """Returns the number behind ``name`` in a file of a name and a number a line."""
+    """Returns the number behind ``name`` in ``text``, whose lines have a name and a number."""
     return next((_number(words[1]) for words in _words(text) if words[0] == name), None)
 
 
@@ -161,7 +161,7 @@ def _number(word: bytes) -> int | None:
 
 
 def read_group_file(directory: bytes, name: str) -> bytes | None:
-    """Returns the beginning of a file of a group; None where it cannot be read, as when the group was removed."""
+    """Returns the beginning of a file of a group; None if it cannot be read, as when the group was removed."""
     try:
         fd = os.open(os.path.join(directory, name.encode()), os.O_RDONLY | os.O_CLOEXEC)  # noqa: PTH118
     except OSError:

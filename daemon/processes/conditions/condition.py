@@ -62,10 +62,10 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
     * ``last_cpu``: the CPU on which it last ran; ``target_fd``: the descriptor that ``target`` is.
     * ``children``: up to 16 processes that it started: name, pid, state.
     * ``thread_waits``: of up to 64 threads tid, name, state, cpu_ns, run_delay_ns and the fields of ``ThreadWait``.
-      Those that are not reached by ``deadline`` (time.monotonic()) are left out.
+      Threads that are not reached by ``deadline`` (time.monotonic()) are left out.
 
-    Values that the kernel does not show are None. A thread that has ended, or 0, stands for the main thread. Raises
-    ProcessGone.
+    Values that the kernel does not show are None. ``tid`` 0, or of a thread that has ended, stands for the main thread.
+    Raises ProcessGone.
     """
     mono_ns = time.monotonic_ns()
     stat = parse_task_stat(target.read("stat", _BYTES))
@@ -127,7 +127,7 @@ def _threads(target: Target, first: int, mounts: list[Mount], deadline: float) -
 
 
 def _tids(target: Target, first: int) -> list[int]:
-    """The thread ``first``, then the main thread, then the oldest."""
+    """Returns the thread ``first``, then the main thread, then the oldest threads."""
     try:
         directory = target.open("task")
     except ProbingError:
@@ -142,7 +142,7 @@ def _tids(target: Target, first: int) -> list[int]:
 
 
 def _children(target: Target, tid: int) -> list[list[Any]]:
-    """[name, pid, state] of the processes that a thread started (CONFIG_PROC_CHILDREN)."""
+    """Returns [name, pid, state] of the processes that a thread started (CONFIG_PROC_CHILDREN)."""
     found: list[list[Any]] = []
     for word in _read(target, f"task/{tid}/children").split()[:MAX_CHILDREN]:
         try:
@@ -167,7 +167,7 @@ def _shared_memory(target: Target, mounts: list[Mount]) -> dict[str, Any]:
 
 
 def _own_cgroups() -> list[Mount]:
-    """The mounts of control groups that this process sees: of hundreds of mounts a few."""
+    """Returns the mounts of control groups that this process sees: a few of hundreds of mounts."""
     with Target(os.getpid()) as own:
         lines = _read(own, "mountinfo", MAX_MOUNTINFO).split(b"\n")
     return parse_mounts(b"\n".join(line for line in lines if b" - cgroup" in line))

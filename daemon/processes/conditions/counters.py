@@ -2,13 +2,12 @@
 
 Formats: proc(5), Documentation/scheduler/sched-stats.rst. Each number is bounded, and so is each text.
 
-How long ago a thread last ran, from ``se.exec_start`` of its sched file (CONFIG_SCHED_DEBUG, kernel/sched/debug.c).
+Finds the time since a thread last ran, from ``se.exec_start`` of its sched file (CONFIG_SCHED_DEBUG,
+kernel/sched/debug.c), which is on the task clock of the CPU on which the thread ran. The task clocks of two CPUs differ
+by the time that interrupts and the hypervisor took from each since boot (kernel/sched/core.c, update_rq_clock_task). So
+the time is compared with the clock of the same CPU: the reader runs there for a moment.
 
-That time is on the task clock of the CPU on which the thread ran. The task clocks of two CPUs differ by the time that
-interrupts and the hypervisor took from each since boot (kernel/sched/core.c, update_rq_clock_task). So it is compared
-with the clock of the same CPU: the reader runs there for a moment.
-
-Which other processes used the CPUs of a process: the difference of two lists of all processes of the machine.
+Finds the other processes that used the CPUs of a process, from two lists of all processes of the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _MAJOR_FAULTS, _USER, _SYSTEM, _PROCESSOR = 9, 11, 12, 36
 
 
 class _TaskStat(NamedTuple):
-    """``cpu_ns`` is counted in ticks of 10 ms. ``processor``: the CPU on which it last ran."""
+    """``cpu_ns`` is counted in ticks of 10 ms. ``processor``: the CPU on which the task last ran."""
 
     name: str
     state: str
@@ -56,7 +55,7 @@ class _TaskStat(NamedTuple):
 
 
 def parse_task_stat(data: bytes) -> _TaskStat | None:
-    """Returns the counters of a stat file of a process or thread; None when it is cut short."""
+    """Returns the counters of a stat file of a process or thread; None when the file is cut short."""
     head, _, rest = data.rpartition(b")")
     fields = rest.split()
     name = head.partition(b" (")[2]
@@ -86,8 +85,8 @@ def exec_start_ns(sched: bytes) -> int | None:
 
 
 def parse_io(data: bytes) -> tuple[int | None, int | None, int | None]:
-    """Returns the bytes of all read calls and of all write calls of a process, also on caches and pipes, and those that
-    were read from storage."""
+    """Returns the bytes of all read calls and of all write calls of a process, also on caches and pipes, and the bytes
+    that were read from storage."""
     found = _pairs(data, (b"rchar", b"wchar", b"read_bytes"))
     return found.get(b"rchar"), found.get(b"wchar"), found.get(b"read_bytes")
 
@@ -112,13 +111,13 @@ def status_fields(data: bytes) -> dict[str, int | str | None]:
 
 
 def taken_ns(stat: bytes) -> dict[int | None, int]:
-    """Returns for each CPU the time that interrupts and the hypervisor took since boot, from /proc/stat."""
-    # irq, softirq and steal.
+    """Returns for each CPU the time that interrupts and the hypervisor took since boot, from /proc/stat, ns."""
+    # The fields irq, softirq and steal.
     return dict(_cpu_times(stat, slice(6, 9)))
 
 
 def idle_ns(stat: bytes) -> dict[int, int]:
-    """Returns for each CPU the time that it was idle since boot, also while a disk was waited for, from /proc/stat."""
+    """Returns for each CPU the idle time since boot, also while tasks waited for a disk, from /proc/stat, ns."""
     return dict(_cpu_times(stat, slice(4, 6)))
 
 
@@ -161,16 +160,16 @@ def _number(word: bytes) -> int:
 
 
 _BYTES = 16 << 10
-# A line of /proc/stat for each of 1,000 CPUs.
+# Bytes of /proc/stat that are read: a line for each of 1,000 CPUs.
 _STAT_BYTES = 128 << 10
 # Clocks that are closer than this count as one.
 _CLOSE_NS = 20_000_000
 
 
 def asleep_ns(target: Target, tid: int, cpu: int | None) -> int | None:
-    """Returns for how long the thread ``tid``, which last ran on ``cpu`` and does not run, has not run, at least.
+    """Returns the least time since thread ``tid``, which does not run now, last ran, on ``cpu``, ns.
 
-    None: the kernel does not show it. Raises ProcessGone.
+    None: the kernel does not show the time. Raises ProcessGone.
     """
     then = exec_start_ns(_read(target, f"task/{tid}/sched"))
     if not then:
@@ -185,7 +184,7 @@ def asleep_ns(target: Target, tid: int, cpu: int | None) -> int | None:
 
 
 def _now() -> tuple[int | None, int | None]:
-    """When this thread was last put on its CPU, on that CPU's clock, and the CPU."""
+    """Returns the time when this thread was last put on its CPU, on that CPU's clock, and the CPU."""
     tid = threading.get_native_id()
     with Target(os.getpid()) as own:
         stat = parse_task_stat(_read(own, f"task/{tid}/stat"))
@@ -205,7 +204,7 @@ def _apart_ns(cpu: int | None, other: int | None) -> int:
 def _on(cpu: int) -> Iterator[None]:
     before = os.sched_getaffinity(0)
     try:
-        # Refused where the reader's cpuset lacks this CPU.
+        # The kernel refuses a CPU that the reader's cpuset lacks.
         with suppress(OSError):
             os.sched_setaffinity(0, {cpu})
         yield
@@ -226,7 +225,7 @@ MAX_NEIGHBOURS = 5
 
 
 class Load(NamedTuple):
-    """A process: ``cpu_ns`` since its start in ticks of 10 ms, and ``cpu``, on which its main thread last ran."""
+    """The load of a process: ``cpu_ns`` since its start in ticks of 10 ms; its main thread last ran on ``cpu``."""
 
     pid: int
     start_ns: int
@@ -236,9 +235,9 @@ class Load(NamedTuple):
 
 
 def read_loads(deadline: float, proc: Path = Path("/proc")) -> list[Load] | None:
-    """Returns all processes that used a CPU, kernel threads among them.
+    """Returns the loads of all processes that used a CPU, kernel threads among them.
 
-    None when that takes longer than until ``deadline`` (time.monotonic()): a process that one of two lists lacks would
+    None when the reading would end after ``deadline`` (time.monotonic()): a process that one of two lists lacks would
     seem to be new.
     """
     found = []

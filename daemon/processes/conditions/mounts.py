@@ -22,10 +22,10 @@ _SERVED = re.compile(r"fuse|nfs|lustre|ceph|cifs|smb|gpfs|beegfs|gfs|ocfs|9p|afs
 
 
 class Mount(NamedTuple):
-    """``root``: the directory of the file system that is mounted at ``point``. ``options``: those of the file system.
+    """``root``: the directory of the file system that is mounted at ``point``. ``options``: options of the file system.
 
-    ``root`` and ``point`` are the kernel's bytes, the rest is clean. ``device``: major:minor of the file system;
-    ``source``: what was mounted.
+    ``root`` and ``point`` are the kernel's bytes, the other texts are clean. ``device``: major:minor of the file
+    system; ``source``: the device or server that was mounted.
     """
 
     number: int
@@ -42,7 +42,7 @@ class Mount(NamedTuple):
 
 
 def parse_mounts(data: bytes) -> list[Mount]:
-    """Returns the mounts of a mountinfo, in its order, at most 4,096. A line of another shape is left out."""
+    """Returns the mounts of a mountinfo, in its order, at most 4,096. Lines of another form are left out."""
     found = []
     for line in data[:MAX_MOUNTINFO].split(b"\n")[:MAX_MOUNTS]:
         before, separator, after = line.partition(b" - ")
@@ -55,7 +55,7 @@ def parse_mounts(data: bytes) -> list[Mount]:
 
 
 def mount_of(mounts: list[Mount], *, number: int | None = None, path: bytes = b"") -> Mount | None:
-    """Returns the mount with this ``number`` (mnt_id of fdinfo), else the one that holds the absolute ``path``."""
+    """Returns the mount with this ``number`` (mnt_id of fdinfo), else the mount that holds the absolute ``path``."""
     if number is not None:
         return next((mount for mount in mounts if mount.number == number), None)
     holding = [mount for mount in mounts if _holds(mount.point, path)]
@@ -69,15 +69,15 @@ def waits_for_others(mount: Mount | None) -> bool:
 
 
 def plain_path(path: bytes) -> bytes | None:
-    """Returns an absolute path without empty parts and dots; None for one that is relative or holds ``..``."""
+    """Returns an absolute path without empty parts and dots; None if ``path`` is relative or holds ``..``."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     return b"/" + b"/".join(parts) if path.startswith(b"/") and b".." not in parts else None
 
 
 @contextmanager
 def handle_of(target: Target, path: bytes) -> Iterator[int]:
-    """Gives an O_PATH descriptor of a plain path in the root of a process, without a wait where ``waits_for_others``
-    is false for its mount. Raises OSError: ELOOP for a path with a link, whose mount is another one."""
+    """Yields an O_PATH descriptor of a plain path in the root of a process; does not wait if ``waits_for_others`` is
+    false for its mount. Raises OSError: ELOOP for a path with a link, which may lead to another mount."""
     root = os.open("root", O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
     try:
         handle = handle_below(root, path, links=False)

@@ -26,23 +26,23 @@ SocketRows = Mapping[bytes, Sequence[bytes]]
 
 
 class SocketEnds(NamedTuple):
-    """``text``: as ``tcp 10.0.0.1:29500 -> 10.0.0.2:41000``. ``listens``: it waits for connections."""
+    """``text``: such as ``tcp 10.0.0.1:29500 -> 10.0.0.2:41000``. ``listens``: the socket waits for connections."""
 
     text: str
     listens: bool = False
 
 
 class SocketTables:
-    """The sockets of a process's network namespace. Each table is read and split once, and of each the first MiB."""
+    """The sockets of a process's network namespace. The first MiB of each table is read and split once."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._tables: dict[str, SocketRows] = {}
 
     def described(self, link: str) -> SocketEnds:
-        """Returns ``link``, as socket:[INODE], with the addresses of a TCP socket or the path of a Unix socket.
+        """Returns the ends of the socket ``link`` (socket:[INODE]): addresses of TCP, or the path of a Unix socket.
 
-        A socket that is not found stays without them.
+        The text of a socket that is not found is ``link`` alone.
         """
         match = _INODE.fullmatch(link)
         if match is None:
@@ -90,7 +90,7 @@ def _tcp(local: bytes, remote: bytes, listens: bool) -> SocketEnds:
 def _address(text: bytes) -> str:
     address, _, port = text.partition(b":")
     raw = bytes.fromhex(address.decode())
-    # Each 32-bit word is written in the byte order of the machine: little-endian on those that run here.
+    # Each 32-bit word is written in the byte order of the machine: little-endian on all machines that run here.
     words = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
     found = ipaddress.ip_address(words)
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None

@@ -1,9 +1,9 @@
-"""What a thread of another process waits for: its system call, and the file, pipe, socket or child of that call.
+"""Reads what a thread of another process waits for: its system call, and the file, pipe, socket or child of that call.
 
-No file of the target is opened: links of /proc/PID/fd are read as text. Attributes of a file are read only where its
-file system lies on this machine, since a dead server would keep the reader waiting.
+No file of the target is opened: links of /proc/PID/fd are read as text. Attributes of a file are read only if its file
+system lies on this machine, since a dead server would keep the reader waiting.
 
-Names of the system calls in which a thread can wait, and where each has the file that it is about.
+Has the names of the system calls in which a thread can wait, and the arguments that name the file of each call.
 
 Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18.
 """
@@ -34,7 +34,7 @@ __all__ = (
     "system_call",
 )
 
-# Name, number on x86-64, number on arm64, and what its arguments name; a dash where there is none.
+# Name, number on x86-64, number on arm64, and ``about`` of _SystemCall; a dash for a missing value.
 _TABLE = """
 read 0 63 fd              write 1 64 fd             open 2 - path0            close 3 57 fd
 stat 4 - path0            fstat 5 80 fd             lstat 6 - path0           poll 7 - poll
@@ -143,8 +143,8 @@ class WaitReader:
         self._sockets = SocketTables(target)
 
     def read(self, tid: int) -> ThreadWait:
-        """Returns what thread ``tid`` waits for; each value is None where the thread runs or the kernel does not show
-        it. Raises ProcessGone."""
+        """Returns what thread ``tid`` waits for; each value is None if the thread runs or the kernel does not show the
+        value. Raises ProcessGone."""
         words = _text(self._target, f"task/{tid}/syscall").split()
         number = _integer(words[0]) if words else None
         call = system_call(number) if number is not None else None
@@ -169,7 +169,7 @@ class WaitReader:
         }
 
     def _awaited(self, call: _SystemCall, arguments: list[int]) -> list[int]:
-        """Returns the descriptors that a call is about; a socket that listens comes first."""
+        """Returns the descriptors that ``call`` is about; a socket that listens comes first."""
         fds = _descriptors(call, arguments, self._memory)
         if call.name.startswith("epoll_") and fds and self._link(fds[0]) == _EPOLL:
             fds += [int(fd) for fd in _WATCHED.findall(_text(self._target, f"fdinfo/{fds[0]}", MAX_POLLED * 80))]
@@ -209,7 +209,7 @@ class WaitReader:
         return found
 
     def _named(self, call: _SystemCall, arguments: list[int]) -> _Place:
-        """Returns what an argument names that is no descriptor: a path or a child."""
+        """Returns the place of an argument that is no descriptor: a path or a child."""
         if call.about.startswith("path"):
             at = arguments[int(call.about[4:])]
             path = _memory(self._memory, at, MAX_PATH, text=True).partition(b"\0")[0]
@@ -237,7 +237,7 @@ class WaitReader:
 
 
 def _descriptors(call: _SystemCall, arguments: list[int], memory: Memory) -> list[int]:
-    """Returns the descriptors that a call is about: one, or those that poll and select wait for."""
+    """Returns the descriptors that ``call`` is about: the one argument, or the descriptors of poll and select."""
     if call.about == "fd":
         # The kernel takes an int: the upper half of the register means nothing.
         fd = arguments[0] & 0xFFFF_FFFF

@@ -112,7 +112,7 @@ _MAX_KEPT = 8192
 _MAX_PART = 1 << 20
 
 _T = TypeVar("_T")
-# Device (major, minor) and inode as a process's maps have them, and the process; (0, 0) where they hold for all.
+# Device (major, minor) and inode in a process's maps, and the process; (0, 0) if they hold for all processes.
 _Alias = tuple[int, int, int, tuple[int, int]]
 _FileId = tuple[int, int, int, int]
 
@@ -126,7 +126,7 @@ class FileNeeded(Exception):
 
 
 class _Module:
-    """One ELF file, open as ``fd``, which it owns. Damaged parts of it count as missing."""
+    """One ELF file, open as ``fd``, which this object owns. Damaged parts of the file count as missing."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -151,7 +151,7 @@ class _Module:
         return self._elf.code_address(offset) if self._elf else None
 
     def row(self, address: int) -> Row | None:
-        """Returns the call frame information at ``address`` (before relocation), None where the file has none."""
+        """Returns the call frame information at ``address`` (before relocation), None if the file has none there."""
         if address not in self._rows:
             frames = self._frames
             found = _or_none(lambda: frames.row(address)) if frames else None

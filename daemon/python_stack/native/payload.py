@@ -1,7 +1,7 @@
 """Encodes copies of C stacks for the way from a reader through the collector to a parser.
 
 The bytes are the length of a JSON object (u32), the object, and the copied stacks one after the other. The collector
-passes them on unchanged, so of all this a process with rights parses the object at most.
+passes the bytes on unchanged, so a process with rights parses the JSON object at most.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Captured(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Captured:
-        """Decodes the bytes of ``encode``. Raises CorruptTarget for any others."""
+        """Decodes the bytes of ``encode``. Raises CorruptTarget for any other bytes."""
         try:
             (length,) = _LENGTH.unpack_from(data)
             text: dict[str, Any] = json.loads(data[_LENGTH.size : _LENGTH.size + length])

@@ -45,7 +45,7 @@ _PAUSE_S = 0.001
 
 
 class _Look(NamedTuple):
-    """The kernel's report of a blocked thread; the thread did not run between two equal ones."""
+    """The kernel's report of a blocked thread; the thread did not run between two equal reports."""
 
     sp: int
     pc: int
@@ -85,7 +85,7 @@ def copy_stacks(
 
 
 def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
-    """What a reader answers: ``native`` {pid, start_ns, tids (or none: all), runtime (or none), timeout_ms}.
+    """Returns the reader's request ``native`` {pid, start_ns, tids (or none: all), runtime (or none), timeout_ms}.
 
     Payload: ``Captured.encode()``. Header: ``python``, null or the Python stacks of the threads that held still, all
     of the same moment as the copies, packed as ``stack_wire.unpack`` reads them.
@@ -151,7 +151,7 @@ def _copy(memory: Memory, still: dict[int, _Look], mappings: Sequence[Mapping]) 
 
 
 def _look(pid: int, tid: int) -> _Look | str:
-    """Returns where a thread is blocked, or why that is unknown."""
+    """Returns the kernel's report of a blocked thread, or why there is none."""
     try:
         line = _read(f"/proc/{pid}/task/{tid}/syscall", 256)
         words = line.split()

@@ -130,7 +130,7 @@ class NativeStacks:
     def _read(
         self, pid: int, start_ns: int, threads: list[Thread], deadline: float
     ) -> tuple[dict[int, tuple[list[Frame], str]], dict[int, Thread]]:
-        """Native frames and why some are missing, and the Python parts read with them, by tid."""
+        """Returns, by tid, the native frames and why some are missing, and the Python parts read with the frames."""
         runtime = None
         if any(thread["frames"] for thread in threads):
             # The process may have called exec meanwhile.
@@ -182,7 +182,7 @@ class NativeStacks:
         opened: contextlib.ExitStack,
         deadline: float,
     ) -> dict[int, int]:
-        """Descriptors by the start of a mapping; mappings whose file cannot be opened go to ``absent``."""
+        """Returns descriptors by the start of a mapping; mappings whose file cannot be opened go to ``absent``."""
         files = {}
         for start in need:
             try:

@@ -1,7 +1,7 @@
 """Unwinds copied stacks to frames with readable names: the parser's part.
 
 A request may lack files. The answer then lists the mappings whose files are needed, and the request is repeated with
-their descriptors. The parser keeps them, so that each file is opened and indexed once.
+their descriptors. The parser keeps the descriptors, so that each file is opened and indexed once.
 """
 
 from __future__ import annotations

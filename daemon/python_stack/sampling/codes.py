@@ -1,8 +1,8 @@
 """Code objects that samples name by address: the reader's request ``codes``, and the collector's cache of the answers.
 
 Other code can take an address as soon as its code is freed. A sample therefore holds (address, check), and a code
-object that is read later counts as that of the sample only when its check is the same. This imports nothing heavy: a
-reader uses it.
+object that is read later counts as the code of the sample only when its check is the same. This module imports nothing
+heavy: a reader uses it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CodeKey = tuple[int, int]
 """(address, check)."""
 WantedCode = tuple[int, int | None]
 """(address, check); None: any code."""
-# So few are read at once that even the largest stay within the bounds of one ProcessMemory.
+# Code objects read at once: so few that even the largest stay within the bounds of one ProcessMemory.
 _CHUNK = 32
 _MAX_PAYLOAD = 16 << 20
 _MAX_KNOWN = 32_768
@@ -54,8 +54,8 @@ _STR_HASH = 24
 
 
 def code_check(filename: int, name: int, linetable: int, firstlineno: int, name_hash: int) -> int:
-    """The same as ``code_check`` in bpf/python.bpf.h: pointers, co_firstlineno as an unsigned 32-bit number, and the
-    hash of co_name as an unsigned 64-bit one."""
+    """Returns the same as ``code_check`` in bpf/python.bpf.h for pointers, co_firstlineno as an unsigned 32-bit number,
+    and the hash of co_name as an unsigned 64-bit number."""
     mixed = filename * 0x9E3779B97F4A7C15 ^ name * 0xC2B2AE3D27D4EB4F ^ linetable * 0x165667B19E3779F9
     mixed = (mixed ^ firstlineno * 0x27D4EB2F165667C5 ^ name_hash * 0xFF51AFD7ED558CCD) & _U64
     return mixed >> 32 ^ mixed & 0xFFFF_FFFF
@@ -81,7 +81,7 @@ def answer_codes(request: dict[str, Any]) -> Message:
     tables: list[bytes] = []
     size = asked = 0
     for start in range(0, len(wanted), _CHUNK):
-        # A slow read answers with what it has; one chunk is always read.
+        # A slow read answers with the code read so far; one chunk is always read.
         if size > _MAX_PAYLOAD or (start and time.monotonic() > deadline):
             break
         chunk = [(int(address), check) for address, check in wanted[start : start + _CHUNK]]
@@ -115,7 +115,7 @@ def _read_chunk(pid: int, layout: Layout, wanted: Sequence[WantedCode]) -> list[
 
 
 def _matching(memory: ProcessMemory, layout: Layout, wanted: Sequence[WantedCode]) -> list[int]:
-    """Returns the addresses at which the wanted code still is: elsewhere what looks like a line table may be large."""
+    """Returns the addresses that still have the wanted code: elsewhere memory taken for a line table may be large."""
     proofs = _proofs(memory, layout, [address for address, _ in wanted])
     return [
         address
@@ -125,7 +125,7 @@ def _matching(memory: ProcessMemory, layout: Layout, wanted: Sequence[WantedCode
 
 
 def _proofs(memory: ProcessMemory, layout: Layout, addresses: Sequence[int]) -> list[list[int] | None]:
-    """Returns the arguments of ``code_check`` for the code at each address; None where there is none."""
+    """Returns the arguments of ``code_check`` for the code at each address; None if no code is there."""
     heads = memory.read_many([(address, layout.code_size) for address in addresses])
     names = [(word(head, layout.code_short_name) + _STR_HASH, 8) if head else (0, 8) for head in heads]
     return [
@@ -150,7 +150,7 @@ class SampledCode:
     table: bytes | None
 
     def line(self, layout: Layout, offset: int) -> int | None:
-        """The line of the instruction ``offset`` bytes into the code, or None when it has none there."""
+        """Returns the line of the instruction ``offset`` bytes into the code, or None when it has no line."""
         return None if self.table is None else line_of(layout.lines, self.table, self.first_line, offset)
 
 
@@ -200,7 +200,7 @@ class KnownCodes:
         return self._known.get(key)
 
     def missing(self, keys: Iterable[CodeKey], now: float) -> list[CodeKey]:
-        """The keys that are neither known nor given up at ``now`` (time.monotonic())."""
+        """Returns the keys that are neither known nor given up at ``now`` (time.monotonic())."""
         return [k for k in keys if k not in self._known and self._given_up.get(k, 0.0) <= now]
 
     def learn(self, found: dict[CodeKey, SampledCode]) -> None:

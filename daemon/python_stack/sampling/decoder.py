@@ -24,11 +24,11 @@ from probing.daemon.source import ProcessKey
 
 __all__ = ("Decoder", "Peeked", "SampleRing")
 
-# How long a record is held for its code, s; right after the start its process may not be found yet.
+# Time for which a record is held for its code, s; right after the start its process may not be found yet.
 HOLD_S = 1.0
 START_HOLD_S = 10.0
 RETRY_S = 0.1
-# Code that could not be read in time is requested again after so long, s.
+# Pause before code that could not be read in time is requested again, s.
 GIVEN_UP_S = 30.0
 _PEEK_BYTES = 1 << 20
 _MAX_SEEN = 65_536
@@ -110,7 +110,7 @@ class Decoder:
             os.close(self._nudge)
 
     def ready(self) -> int:
-        """The ring position up to which records may be drained. Never waits."""
+        """Returns the ring position up to which records may be drained. Never waits."""
         if self._looking.acquire(blocking=False):
             try:
                 if not self._stopped and self._look():
@@ -119,7 +119,7 @@ class Decoder:
                 self._looking.release()
         pending = self._pending
         if pending is not None and self._is_late(pending):
-            # SampleRows counts the code that is still missing then.
+            # Late records are drained although some of their code is not read; SampleRows counts that as missing.
             self._position = max(self._position, pending.end)
             self._pending = None
         return max(self._position, self._ring.position)
@@ -151,7 +151,7 @@ class Decoder:
         os.eventfd_write(self._nudge, 1)
 
     def _decode(self) -> bool:
-        """Fetch all missing code. True: some is to be fetched again."""
+        """Fetch all missing code. Returns whether some code is to be fetched again."""
         with self._looking:
             missing = self._look()
         for key, codes in missing.items():
@@ -168,7 +168,7 @@ class Decoder:
         return bool(left)
 
     def _look(self) -> Missing:
-        """Advance past records whose code is known; returns the code that the next ones lack."""
+        """Advance past records whose code is known; returns the code that the next records lack."""
         while True:
             self._position = max(self._position, self._ring.position)
             records, end = self._peek()

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Rates(NamedTuple):
-    """``hz``: samples a second and CPU, 0: the process is not sampled. ``off_cpu``: time off the CPU is, too."""
+    """``hz``: samples a second and CPU, 0: the process is not sampled. ``off_cpu``: also sample time off the CPU."""
 
     hz: int = 0
     off_cpu: bool = False
@@ -61,10 +61,10 @@ class Kernel(OffCpuKernel, Protocol):
 
 @dataclass(slots=True)
 class Enrolled:
-    """What the programs know of a process. ``threads``: tid -> (address of its PyThreadState, thread_id).
+    """The state of a process in the programs' maps. ``threads``: tid -> (address of its PyThreadState, thread_id).
 
-    ``scanned`` is on time.monotonic(); ``scan_s`` is how long the last scan of its threads took. ``short``: there was
-    no room for all of its threads.
+    ``scanned`` is on time.monotonic(); ``scan_s``: duration of the last scan of its threads. ``short``: the map had no
+    room for all threads of the process.
     """
 
     rates: Rates = field(default_factory=Rates)
@@ -76,7 +76,7 @@ class Enrolled:
     scan_s: float = 0.0
 
     def reset(self) -> None:
-        """The programs were cleared."""
+        """Forgets the state, after the programs' maps were cleared."""
         self.added, self.threads, self.adopted = False, {}, Adopted()
 
 
@@ -102,7 +102,7 @@ class Enrolment:
         self._clock = Rates()
 
     def start(self) -> None:
-        """Drop what an earlier daemon left in the maps. Raises ProbingError."""
+        """Drop the entries that an earlier daemon left in the maps. Raises ProbingError."""
         with self._maps:
             self._kernel.clear()
 
@@ -114,7 +114,7 @@ class Enrolment:
             self._clock = Rates()
 
     def bring_up(self, key: ProcessKey, process: Enrolled, rates: Rates, is_current: Callable[[], bool]) -> bool:
-        """Have the process sampled at ``rates``; returns whether its threads or its being sampled changed.
+        """Have the process sampled at ``rates``; returns whether its threads changed, or it is newly sampled.
 
         Nothing changes when ``is_current()`` is False by then. Raises ProbingError.
         """
@@ -188,13 +188,13 @@ class Enrolment:
                 timeout_ms=int(SCAN_S * 1000),
             ).header
         except CorruptTarget:
-            # It may run another program by now.
+            # The process may run another program by now.
             self._known.unprepare(self._known.find(key))
             raise
 
     def _lose(self, key: ProcessKey, process: Enrolled, count: int, room: int) -> None:
         now, until = time.monotonic(), time.time_ns()
-        # Since the last scan at most.
+        # The time goes back to the last scan at most.
         since = until - int((now - process.scanned) * 1e9) if process.scanned else until
         reason = f"{count} threads more than the {room} of one process that the sampler has room for"
         self._lost(Loss(NAME, "python.samples", "resolve", reason, since, until, pid=key[0]))
@@ -204,14 +204,14 @@ class Enrolment:
             try:
                 change()
             except ProbingError as e:
-                # The same for each process and thread: `status` has it for as long as it lasts.
+                # The refusal is the same for each process and thread: `status` has it for as long as it lasts.
                 if e.message != self._refused:
                     _log.warning("the sampler's maps cannot be changed: %s", e.message)
                 self._refused = e.message
 
 
 def _threads(pid: int, scan: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
-    """The threads for the map. One without a PyThreadState is among them only when it surely has none.
+    """Returns the threads for the map, a thread without a PyThreadState only when it surely has none.
 
     The programs do not report such a thread as unknown, so it is not looked at again for a while. The main thread's
     interpreter may just be starting, and a scan that is not complete may have missed states.

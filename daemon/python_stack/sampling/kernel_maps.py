@@ -1,6 +1,6 @@
 """Writes the sampler's maps: processes with their rates and layouts, and the PyThreadState of each thread.
 
-The maps are those of bpf/python_walk.bpf.h, their values those of bpf/python.bpf.h.
+The maps are defined in bpf/python_walk.bpf.h, their values in bpf/python.bpf.h.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ("SampledProcesses",)
 
 _ABSENT = 0xFFFF
 _NO_SHIMS = 0xFF
-# The fields of a frame, and those of a code object, that the programs read at once.
+# Bytes with the fields of a frame, or of a code object, that the programs read at once.
 _WINDOW = 128
 _INSTR = {"lasti_bytes": 1, "lasti_units": 2, "previous": 3, "current": 3}
 _GIL_UNKNOWN, _GIL_CURRENT, _GIL_STRUCT = 0, 1, 2
 _HINT = "its stacks can be read on demand, with `probingctl stacks`"
 
-# Parts of the room for threads: one process must leave others some.
+# Parts of the room for threads, of which one process may use one, so that others have room.
 _SHARES = 4
 
 
@@ -45,7 +45,7 @@ class SampledProcesses:
 
     @property
     def room(self) -> int:
-        """How many threads one process may have in the map, which holds four times as many."""
+        """The number of threads that one process may have in the map, which holds four times as many."""
         return max(self._threads.max_entries // _SHARES, 1)
 
     def add(self, pid: int, start_ns: int, layout: Layout, runtime: int, gil: int, rate: int, off_rate: int) -> None:
@@ -65,7 +65,7 @@ class SampledProcesses:
         self._write(pid, start_ns, value)
 
     def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None:
-        """Change the rates of a process that was added; any other is ignored."""
+        """Change the rates of a process that was added; any other process is ignored."""
         written = self._written.get(pid)
         if written is None or written[0] != start_ns:
             return
@@ -76,7 +76,7 @@ class SampledProcesses:
     def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
         """Set the known threads of the process: tid -> (address of its PyThreadState, its thread_id).
 
-        A thread with address 0 runs no Python and gives no samples; one that is not named gives unresolved samples.
+        A thread with address 0 runs no Python and gives no samples; an unnamed thread gives unresolved samples.
         Returns the count of threads for which there was no room: they stay unknown.
         """
         if self._written.get(pid, (0,))[0] != start_ns:
@@ -97,7 +97,7 @@ class SampledProcesses:
         return len(threads) - len(now)
 
     def remove(self, pid: int, start_ns: int) -> None:
-        """Stop sampling the process; one that is not sampled is ignored."""
+        """Stop sampling the process; does nothing if it is not sampled."""
         key = ProcessKey(pid, start_ns)
         self._forget(key, self._tids.pop(key, {}))
         written = self._written.get(pid)
@@ -106,7 +106,7 @@ class SampledProcesses:
             self._processes.delete(pid)
 
     def clear(self) -> None:
-        """Empty the maps, entries of earlier daemons too. Every stack counts as new again."""
+        """Empty the maps, also of entries of earlier daemons. Every stack counts as new again."""
         for found in (self._processes, self._threads, self._seen):
             for key in found.items()[0]:
                 found.delete(key)
@@ -126,7 +126,7 @@ class SampledProcesses:
 
     def _forget(self, key: ProcessKey, tids: Any) -> None:
         for tid in tids:
-            # The number may be that of another process's thread by now.
+            # The tid may belong to another process by now.
             value = self._threads.lookup(tid)
             if value is not None and int(value["start_ns"]) == key[1]:
                 self._threads.delete(tid)
@@ -136,7 +136,7 @@ def _put(into: Map, key: int, value: Any) -> bool:
     try:
         into.update(key, value.tobytes())
     except OSError as e:
-        # A full map.
+        # The map is full.
         if e.errno in (errno.E2BIG, errno.ENOMEM, errno.ENOSPC):
             return False
         raise
@@ -144,7 +144,7 @@ def _put(into: Map, key: int, value: Any) -> bool:
 
 
 def _fields(layout: Layout, gil: int) -> dict[str, int]:
-    """The members of struct python_layout."""
+    """Returns the members of struct python_layout."""
     frame = (layout.frame_previous + 8, layout.frame_code + 8, layout.frame_instr + 8, (layout.frame_owner or 0) + 1)
     pointers = (layout.code_filename, layout.code_name, layout.code_short_name, layout.code_linetable)
     code = (*pointers, layout.code_firstlineno)

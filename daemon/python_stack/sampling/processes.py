@@ -48,7 +48,7 @@ class KnownProcesses:
         self._ended: OrderedDict[ProcessKey, float] = OrderedDict()
 
     def find(self, key: ProcessKey) -> Sampled:
-        """The state of a process. A process that ``started`` never named is dropped like one that ended."""
+        """Returns the state of a process. A process that ``started`` never named is dropped like an ended process."""
         with self._lock:
             process = self._known.get(key)
             if process is None:
@@ -57,20 +57,20 @@ class KnownProcesses:
             return process
 
     def started(self, key: ProcessKey) -> None:
-        """The process lives: its state is kept."""
+        """Keeps the state of a process that lives."""
         with self._lock:
             self._known.setdefault(key, Sampled(key))
             self._ended.pop(key, None)
 
     def ended(self, key: ProcessKey) -> None:
-        """The process exited, or runs another program."""
+        """Notes that a process exited, or runs another program."""
         with self._lock:
             if (process := self._known.get(key)) is not None:
                 process.runtime = None
                 self._end(key)
 
     def prepared(self, process: Sampled, timeout: float) -> tuple[RuntimeInfo, Layout]:
-        """The CPython of the process, found within ``timeout`` seconds if it is not known. Raises like ``Runtimes``."""
+        """Returns the CPython of the process, found within ``timeout`` s if not known. Raises like ``Runtimes``."""
         runtime, layout = process.runtime, process.layout
         if runtime is None or layout is None:
             deadline = time.monotonic() + timeout
@@ -80,7 +80,7 @@ class KnownProcesses:
         return runtime, layout
 
     def unprepare(self, process: Sampled) -> None:
-        """The process no longer runs the CPython that was found."""
+        """Forgets the CPython of a process that no longer runs it."""
         process.runtime = None
         self._runtimes.forget(*process.key)
 

@@ -21,13 +21,13 @@ __all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SHARES", "SamplingProgram
 
 OBJECTS = ("python", "python_off")
 RING = "python_samples"
-# Size of the ring: for each CPU, at least, and at most.
+# Size of the ring in bytes: for each CPU, at least, and at most.
 _CPU_BYTES, _MIN_BYTES, _MAX_BYTES = 256 << 10, 2 << 20, 32 << 20
 # A sample is large: a ring that is a quarter full holds a second of a busy node.
 FULL_SHARE = 4
-# How long samples may wait in the ring, s: rows of four seconds cost little more than rows of one.
+# Time for which samples may wait in the ring, s: rows of four seconds cost little more than rows of one.
 REST_S = 4.0
-# Under the names that they have in bpf/python_walk.bpf.h.
+# Slots, under their names in bpf/python_walk.bpf.h.
 (_SAMPLES,) = SLOTS.reserve("SAMPLES_SLOT", 254)
 (_AWAY,) = SLOTS.reserve("AWAY_SLOT", 255)
 SHARES = {
@@ -65,7 +65,7 @@ class SamplingPrograms:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._processes = SampledProcesses(session)
-        # Made with the first rate, when its program is loaded.
+        # The clock is made with the first rate, when its program is loaded.
         self._clock: CpuClock | None = None
         self._away = None if self.off_cpu_refused else OffCpuEntries(session)
         self._hz = 0

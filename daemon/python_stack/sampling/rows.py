@@ -35,22 +35,22 @@ _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
 # The ring is drained once a second, a little later when the machine is busy.
 _ABOUT_A_SECOND_NS = 1_500_000_000
-# Bounds a time off the CPU, which cannot exceed the uptime of the host.
+# Bound of a time off the CPU, which cannot exceed the uptime of the host.
 _MAX_DURATION_NS = 1 << 50
 _MAX_STACKS = 16_384
 _MAX_WRITTEN = 65_536
 
 
 def code_keys(record: Any) -> list[CodeKey]:
-    """(address, check) of each frame of one record, innermost first."""
+    """Returns (address, check) of each frame of one record, innermost first."""
     frames = record["frames"][: int(record["depth"])]
     return list(zip(frames["code"].tolist(), frames["check"].tolist(), strict=True))
 
 
 def stack_id_of(frames: Frames, complete: bool) -> int:
-    """The first 8 bytes, little-endian, of the BLAKE2b of the frames: equal on every node.
+    """Returns the first 8 bytes, little-endian, of the BLAKE2b of the frames: equal on every node.
 
-    Texts hold no control characters, so NUL and newline keep them apart.
+    Texts hold no control characters, so NUL and newline keep the texts apart.
     """
     text = "".join(f"{func}\0{file}\0{'' if line is None else line}\n" for func, file, line in frames)
     digest = hashlib.blake2b((text if complete else text + "\0").encode()).digest()
@@ -72,14 +72,14 @@ class SampleRows:
         self.undecoded = 0
 
     def assemble(self, records: Array, pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """``records`` -> batches of ``python.samples`` and ``python.stacks``. Losses go to the sink."""
+        """Returns batches of ``python.samples`` and ``python.stacks`` of ``records``. Losses go to the sink."""
         if not len(records):
             return {}
         self._lose_unresolved(records, pair)
         groups = _Groups(records)
         if not len(groups.first):
             return {}
-        # Column by column: a record has 2 KB.
+        # Columns are taken one by one: a record has 2 KB.
         first = {name: records[name][groups.first] for name in ("tgid", "start_ns", "tid", "kind", "flags")}
         keys = list(map(ProcessKey, first["tgid"].tolist(), first["start_ns"].tolist()))
         known = {key: self._find(key) for key in dict.fromkeys(keys)}
@@ -93,7 +93,7 @@ class SampleRows:
     def _stacks(
         self, records: Array, groups: _Groups, processes: Sequence[Sampled], pair: ClockPair
     ) -> tuple[list[int], list[dict[str, Any]], list[bool]]:
-        """The stack_id of each group, rows of ``python.stacks``, and whether code of the group could not be decoded."""
+        """Returns the stack_id of each group, rows of ``python.stacks``, and whether code of a group is undecoded."""
         ids, undecoded, rows = [], [], []
         for index, hashed, cut, process in zip(
             groups.first.tolist(), groups.hashes.tolist(), groups.cut.tolist(), processes, strict=True
@@ -178,7 +178,7 @@ class SampleRows:
 
 
 class _Groups:
-    """Records with a stack, grouped. Each array has one element a group; ``first`` is the index of a record of it."""
+    """Records with a stack, grouped. Each array has one element a group; ``first``: the index of one of its records."""
 
     def __init__(self, records: Array) -> None:
         taken = np.flatnonzero((records["kind"] == ON_CPU) | (records["kind"] == OFF_CPU))
@@ -203,7 +203,7 @@ class _Groups:
         self.ktime = np.minimum.reduceat(ktime[order], begins) if len(begins) else empty
 
     def members(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-        """Indices of the records of the ``chosen`` groups."""
+        """Returns the indices of the records of the ``chosen`` groups."""
         members: npt.NDArray[np.intp] = self._sorted[np.repeat(chosen, self.count)]
         return members
 
@@ -216,7 +216,7 @@ def _rounded(numbers: Array) -> Array:
 
 
 def _begins(*columns: Array) -> npt.NDArray[np.bool_]:
-    """Where a row of sorted ``columns`` differs from the one before it."""
+    """Returns where a row of sorted ``columns`` differs from the row before it."""
     begins = np.ones(len(columns[0]), bool)
     begins[1:] = False
     for column in columns:
@@ -225,7 +225,7 @@ def _begins(*columns: Array) -> npt.NDArray[np.bool_]:
 
 
 def _frames(record: Any, process: Sampled) -> tuple[Frames, bool]:
-    """The frames of a record, innermost first, and whether code of some is unknown."""
+    """Returns the frames of a record, innermost first, and whether code of some frames is unknown."""
     layout, lacks, frames = process.layout, False, Frames()
     offsets = record["frames"]["offset"][: int(record["depth"])].tolist()
     for key, offset in zip(code_keys(record), offsets, strict=True):

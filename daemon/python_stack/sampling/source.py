@@ -40,10 +40,10 @@ __all__ = ("PythonSampler", "SamplerKernel")
 
 ROLES = frozenset({"trainer", "data_loader"})
 FETCH_S = 0.5
-# Between the end of the start and the first visit of a process, s: visits beside a job delay the first answer.
+# Pause between the end of the start and the first visit of a process, s: visits beside a job delay the first answer.
 START_PAUSE_S = 1.0
-# A reader that is blocked for so long is given up, s. One that waits for a CPU is not: its target would be left alone
-# for half a minute, and with it the stacks that a diagnosis needs.
+# A reader that is blocked for so long is given up, s. A reader that waits for a CPU is not: its target would be left
+# alone for half a minute, and with it the stacks that a diagnosis needs.
 PATIENCE_S = 0.25
 _log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class PythonSampler(Source):
         self._watch.begin()
 
     def stop(self) -> None:
-        """What the ring still holds stays there for the next daemon."""
+        """Stops sampling. Records in the ring stay there for the next daemon."""
         self._watch.stop()
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
@@ -191,7 +191,7 @@ class PythonSampler(Source):
         self._watch.leave(who.key)
 
     def _fetch(self, process: Sampled, codes: list[CodeKey]) -> None:
-        """Read code objects. Those that are gone are given up; those of a slow process are left for a retry."""
+        """Read code objects. Objects that are gone are given up; objects of a slow process are left for a retry."""
         try:
             self._read(process, codes)
         except (TargetTimeout, InternalError):

@@ -28,7 +28,7 @@ __all__ = ("answer_threads", "checked_request", "read_file", "scan_threads")
 _ATTEMPTS = 3
 _MAX_PROCESSES = 64
 _MAX_USED = 16_384
-# A thread's name is read again after so long, s: each costs a file in /proc.
+# Pause before a thread's name is read again, s: each reading costs a file in /proc.
 _NAME_S = 60.0
 
 
@@ -56,7 +56,7 @@ class _Lists(Walker):
         return tops
 
     def _frames(self, threads: list[RawThread], tops: list[int]) -> None:
-        """None are wanted."""
+        """Reads nothing: no frames are wanted."""
 
 
 def answer_threads(request: dict[str, Any]) -> Message:
@@ -102,7 +102,7 @@ def scan_threads(
 
 
 def checked_request(request: dict[str, Any]) -> tuple[int, int, RuntimeInfo, float]:
-    """(pid, start_ns, runtime, deadline on time.monotonic()) of a request about a CPython.
+    """Returns (pid, start_ns, runtime, deadline on time.monotonic()) of a request about a CPython.
 
     Raises UsageError, and ProcessGone when the number belongs to another process.
     """
@@ -120,7 +120,7 @@ def _remembered(pid: int, start_ns: int) -> _Known:
 
 
 def _states(threads: list[RawThread], tids: list[int | None]) -> dict[int, tuple[int, int]]:
-    """By tid. A thread of several interpreters counts for the one whose GIL it holds, else for the oldest."""
+    """Returns states by tid; of several interpreters the one whose GIL the thread holds counts, else the oldest."""
     found: dict[int, tuple[int, int]] = {}
     for holds in (False, True):
         for thread, tid in zip(threads, tids, strict=True):
@@ -168,7 +168,7 @@ def _thread(pid: int, tid: int, namespaced: bool, now: float) -> tuple[int, str,
 
 
 def read_file(path: str) -> bytes:
-    """At most 16 KiB of a file in /proc. Raises ProcessGone."""
+    """Returns at most 16 KiB of a file in /proc. Raises ProcessGone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

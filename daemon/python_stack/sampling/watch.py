@@ -23,7 +23,7 @@ __all__ = ("SampledWatch", "Settings")
 
 Settings = Callable[[Identity], tuple[int, bool]]
 """Returns ``Rates``: samples a second and CPU (0: not sampled), and whether off the CPU too."""
-# How soon a process with unknown threads is visited again, s, and how often any other.
+# Pause before a process with unknown threads is visited again, s, and pause of other processes.
 SOON_S, MAX_SOON_S = 0.1, 1.0
 REST_S, MAX_REST_S = 5.0, 60.0
 RETRY_S, MAX_RETRY_S = 0.2, 60.0
@@ -51,7 +51,7 @@ class _Watched:
 class SampledWatch:
     """Safe for any thread; events of processes never wait.
 
-    ``pause_s``: with one, the first visit is so many seconds after ``begin``.
+    ``pause_s``: seconds from ``begin`` to the first visit.
     """
 
     def __init__(self, enrolment: Enrolment, known: KnownProcesses, settings: Settings, pause_s: float = 0.0) -> None:
@@ -67,7 +67,7 @@ class SampledWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Raises ProbingError when the maps cannot be changed."""
+        """Starts sampling. Raises ProbingError when the maps cannot be changed."""
         self._enrolment.start()
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="python-threads")
         self._running = True
@@ -96,7 +96,7 @@ class SampledWatch:
 
     @property
     def sampled(self) -> int:
-        """How many processes are sampled now."""
+        """The number of processes that are sampled now."""
         with self._changed:
             return sum(watched.enrolled.added for watched in self._watched.values())
 
@@ -120,7 +120,7 @@ class SampledWatch:
             self._changed.notify_all()
 
     def renew(self, key: ProcessKey) -> None:
-        """The process runs another program now. Its new identity may arrive before or after."""
+        """Notes that the process runs another program now. Its new identity may arrive before or after the call."""
         with self._changed:
             watched = self._watched.get(key)
             if watched is None:

@@ -33,8 +33,8 @@ MAX_SHOWN = 2048
 
 
 class StackDump(TypedDict):
-    """``threads``: the main thread first. ``left_out``: how many more threads there are. ``reads`` counts
-    process_vm_readv calls."""
+    """``threads``: the main thread first. ``left_out``: number of further threads. ``reads`` counts process_vm_readv
+    calls."""
 
     threads: list[Thread]
     left_out: int
@@ -64,7 +64,7 @@ def dump_stacks(
     *,
     with_locals: bool = False,
 ) -> StackDump:
-    """Every thread of a process with its Python stack, read while it runs, sleeps, is stopped or sits in C.
+    """Returns every thread of a process with its Python stack, read while it runs, sleeps, is stopped or sits in C.
 
     A thread without Python frames has none. ``with_locals`` adds the variables of each frame, see ``values.locals``.
 
@@ -153,7 +153,7 @@ def _locals_reader(memory: Memory, process: Prepared, found: Capture, deadline: 
 
 
 def _selected(found: Capture, kernel: list[KernelThread]) -> list[KernelThread]:
-    """The threads that were read or run no Python. Where they are too many, those that run Python come first."""
+    """Returns the threads that were read or run no Python. Of too many, threads that run Python come first."""
     unread = set(match_threads(found.unread, kernel)) if found.unread else set()
     read = [k for k in kernel if k.tid not in unread]
     if len(read) <= MAX_SHOWN:
@@ -172,7 +172,7 @@ def _names(
     kernel: list[KernelThread],
     deadline: float,
 ) -> dict[int, str]:
-    """The names that ``threading`` knows, by tid."""
+    """Returns the names that ``threading`` knows, by tid."""
     try:
         layout = object_layout(process.layout, process.head)
     except UnsupportedTarget:
@@ -192,7 +192,7 @@ def _rename(threads: list[Thread], names: dict[int, str]) -> None:
 
 
 def _cached_threads(shown: _Shown, found: Capture, layout: Layout, kernel: list[KernelThread]) -> list[Thread]:
-    """``_threads`` without locals; those of the same capture object are not made again."""
+    """Returns ``_threads`` without locals; threads of the same capture object are not made again."""
     if shown.threads is None or shown.threads[0] is not found or shown.threads[1].keys() != {k.tid for k in kernel}:
         threads = _threads(found, layout, kernel, None)
         shown.threads = (found, {thread["tid"]: thread for thread in threads})

@@ -49,11 +49,11 @@ class PythonStacks:
         self._prepared: OrderedDict[tuple[int, int], RuntimeInfo] = OrderedDict()
 
     def close(self) -> None:
-        """Requests in flight end by their own deadlines; new ones are refused."""
+        """Refuses new requests; requests in flight end by their own deadlines."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, pid: int, start_ns: int, timeout: float = 5.0) -> RuntimeInfo:
-        """Find the CPython of a process, or return the one that was found before.
+        """Returns the CPython of a process, found now or before.
 
         ``timeout`` in seconds; an unreadable process takes one second more.
 
@@ -71,7 +71,7 @@ class PythonStacks:
         return found
 
     def layout(self, pid: int, start_ns: int, timeout: float = 5.0) -> Layout:
-        """The layout of the CPython of a process. Raises like ``prepare``."""
+        """Returns the layout of the CPython of a process. Raises like ``prepare``."""
         deadline = time.monotonic() + timeout
         runtime = self.prepare(pid, start_ns, timeout)
         if found := TABLE.get(runtime.version):
@@ -80,7 +80,7 @@ class PythonStacks:
         return layout_of(runtime.version, head or b"")
 
     def python_version(self, pid: int, start_ns: int, timeout: float = 5.0) -> str:
-        """The version such as "3.11.7", or "3.10" when no more is known. Raises like ``prepare``."""
+        """Returns the version such as "3.11.7", or "3.10" when no more is known. Raises like ``prepare``."""
         return self.prepare(pid, start_ns, timeout).python
 
     def forget(self, pid: int, start_ns: int) -> None:
@@ -91,9 +91,9 @@ class PythonStacks:
     def stacks(
         self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
     ) -> tuple[list[Thread], list[Failure]]:
-        """The threads of all ``targets`` (pid, start_ns) with ``pid`` and ``start_ns``, and the failures.
+        """Returns the threads of all ``targets`` (pid, start_ns) with ``pid`` and ``start_ns``, and the failures.
 
-        ``timeout`` in seconds for all of them.
+        ``timeout``: seconds for all targets together.
         """
         threads: list[Thread] = []
         place = {target: n for n, target in enumerate(dict.fromkeys(targets))}
@@ -108,7 +108,7 @@ class PythonStacks:
     def packed(
         self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
     ) -> tuple[list[_Packed], list[Failure]]:
-        """Like ``stacks``, with the bytes of each process for ``stack_wire.threads_of``, in no order.
+        """Returns the same as ``stacks``, but bytes of each process for ``stack_wire.threads_of``, in no order.
 
         A process with threads that were left out also has a failure.
         """
@@ -117,7 +117,7 @@ class PythonStacks:
         with self._lock:
             known = {key: self._prepared[key] for key in wanted if key in self._prepared}
         answers, failures = self._of_known(known, deadline, timeout, with_locals)
-        # Their CPython has to be found first, or again after an exec.
+        # The CPython of these targets has to be found first, or again after an exec.
         changed = {(f.pid, f.start_ns) for f in failures if isinstance(f.error, CorruptTarget)}
         rest = [key for key in wanted if key not in known or key in changed]
         if rest:

@@ -52,7 +52,7 @@ class KnownNames:
 def thread_names(
     memory: Memory, layout: ObjectLayout, runtime: int, deadline: float, known: KnownNames
 ) -> dict[int, str]:
-    """Names by ``thread_id``, of the threads whose names can be read; empty without ``threading``.
+    """Returns names by ``thread_id``, of the threads whose names can be read; empty without ``threading``.
 
     ``runtime`` is the address of ``_PyRuntime``, ``deadline`` on time.monotonic(). Raises ProcessGone.
     """
@@ -79,7 +79,7 @@ def thread_names(
 
 
 def _interpreters(heap: Heap, layout: ObjectLayout, runtime: int) -> list[int]:
-    """Oldest first, so the main interpreter comes first."""
+    """Returns the interpreters, the oldest first, which is the main interpreter."""
     found: list[int] = []
     at = heap.word(runtime + layout.base.interpreters_head)
     while at and at not in found and len(found) < MAX_INTERPRETERS:
@@ -89,7 +89,7 @@ def _interpreters(heap: Heap, layout: ObjectLayout, runtime: int) -> list[int]:
 
 
 def _active(objects: Objects, interpreter: int, known: KnownNames) -> Iterator[tuple[int, int]]:
-    """Identity and Thread object of each thread that ``threading`` knows."""
+    """Yields identity and Thread object of each thread that ``threading`` knows."""
     active = known.active.get(interpreter)
     if active is None:
         modules = objects.heap.word(interpreter + objects.layout.interp_modules)
@@ -120,7 +120,7 @@ def _named(objects: Objects, thread: int) -> _Named | None:
 
 
 def _proven(memory: Memory, found: dict[int, _Named]) -> Iterator[tuple[int, _Named]]:
-    """The threads whose names are unchanged; the head of a str (reference count, type) is not compared."""
+    """Yields the threads whose names are unchanged; the head of a str (reference count, type) is not compared."""
     wanted = [r for n in found.values() for r in ((n.slot, 8), (n.text_at + 16, len(n.raw)))]
     read = memory.read_many(wanted) if wanted else []
     for i, (identity, named) in enumerate(found.items()):

@@ -17,7 +17,7 @@ MAX_BASES = 128
 _OBJECT_MEMBERS = (6, 16)
 # torch.nn.Module looks up attributes in these dicts (torch/nn/modules/module.py, __getattr__).
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
-# Both are properties (Lib/enum.py) over attributes of other names.
+# Properties of enumerations (Lib/enum.py), and the attributes behind them.
 _OF_ENUMS = {"name": "_name_", "value": "_value_"}
 _CODE_WANTED = {
     "property": "a property: its value is computed, and no code is run in the process",
@@ -26,14 +26,14 @@ _CODE_WANTED = {
 
 
 def walk(objects: Objects, address: int, parts: tuple[str | int, ...]) -> int:
-    """The object that ``parts`` lead to from the one at ``address``. Raises CorruptTarget naming the missing part."""
+    """Returns the object to which ``parts`` lead from ``address``. Raises CorruptTarget naming the missing part."""
     for part in parts:
         address = step(objects, address, part)
     return address
 
 
 def step(objects: Objects, address: int, part: str | int) -> int:
-    """The object behind one attribute, index or key. Raises CorruptTarget with the reason when there is none."""
+    """Returns the object behind one attribute, index or key. Raises CorruptTarget with the reason without one."""
     of = objects.type_of(address)
     found = None
     if isinstance(part, int):
@@ -84,7 +84,7 @@ def _attribute(objects: Objects, address: int, of: Type, name: str) -> int | Non
 
 
 def _in_classes(objects: Objects, of: Type, name: str) -> int | None:
-    """The value of ``name`` in the dicts of a class and its bases; built-in types of 3.12+ keep theirs elsewhere."""
+    """Returns ``name`` in the dicts of a class and its bases; built-in types of 3.12+ keep their dicts elsewhere."""
     classes, count = objects.items(of.order, "tuple", MAX_BASES) if of.order else ([of.address], 1)
     if count > MAX_BASES:
         raise CorruptTarget("its class has too many bases")

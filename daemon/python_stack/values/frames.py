@@ -61,7 +61,7 @@ class Frames:
                 continue
 
     def local(self, frame: RawFrame, name: str) -> int | None:
-        """The address of the local ``name`` of ``frame``, None when there is none or it is not set."""
+        """Returns the address of the local ``name`` of ``frame``, None when there is none or it is not set."""
         for found, value in self._fast(frame, name):
             if found == name:
                 return value
@@ -70,7 +70,7 @@ class Frames:
         return None
 
     def locals(self, frame: RawFrame, limit: int) -> Iterator[tuple[str, int]]:
-        """Name and address of the first ``limit`` locals of ``frame`` that are set."""
+        """Yields name and address of the first ``limit`` locals of ``frame`` that are set."""
         left = limit
         for found in self._fast(frame, None):
             if left <= 0:
@@ -87,13 +87,13 @@ class Frames:
             if objects.type_of(key).kind != "str" or objects.heap.word(slot) != value:
                 continue
             name = objects.text(key, MAX_NAME)[0]
-            # Every module has these.
+            # Every module has names such as __name__.
             if not (name.startswith("__") and name.endswith("__")):
                 left -= 1
                 yield clean_text(name, MAX_NAME), value
 
     def globals_of(self, frame: RawFrame) -> int:
-        """The dict of globals of ``frame``, 0 where there is none."""
+        """Returns the dict of globals of ``frame``, 0 if there is none."""
         found = self._checked(frame, self._objects.layout.frame_globals)
         return found if found and self._objects.type_of(found).kind == "dict" else 0
 
@@ -126,7 +126,7 @@ class Frames:
         return found if globals_too or found != self.globals_of(frame) else 0
 
     def _checked(self, frame: RawFrame, offset: int) -> int:
-        """The pointer at ``offset`` of ``frame``. Raises Torn when the frame runs other code by now."""
+        """Returns the pointer at ``offset`` of ``frame``. Raises Torn when the frame runs other code by now."""
         base = self._objects.layout.base
         if self._objects.heap.word(frame.address + base.frame_code) & ~base.tag_mask != frame.code:
             raise Torn(CHANGED)
@@ -192,7 +192,7 @@ class LocalsReader:
             self._why = e.message
 
     def read(self, frame: RawFrame) -> list[Variable]:
-        """The locals of ``frame`` that are set, at most 64."""
+        """Returns the locals of ``frame`` that are set, at most 64."""
         found: list[Variable] = []
         for attempt in range(ATTEMPTS):
             if self._why or self._left <= 0:

@@ -16,12 +16,12 @@ MAX_NOTED = 16_384
 CHANGED = "it changed while it was read"
 
 
-# Whether they begin with a reference count, and the bytes.
+# Whether the bytes begin with a reference count, and the bytes.
 _Noted = tuple[bool, bytes]
 
 
 class Torn(CorruptTarget):
-    """No object is where one was expected: it was freed or replaced meanwhile, or never was one."""
+    """No object is at an address where it was expected: it was freed or replaced meanwhile, or never was there."""
 
 
 class Heap:
@@ -63,12 +63,12 @@ class Heap:
         self._snapshot.load_pages(r for r in ranges if PAGE <= r[0] < 1 << 56)
 
     def sample(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        """The current bytes of each range, neither kept nor noted; None where they cannot be read."""
+        """Returns the current bytes of each range, neither kept nor noted; None if they cannot be read."""
         self._check()
         return self._memory.read_many(ranges) if ranges else []
 
     def peek(self, address: int, size: int) -> bytes:
-        """``size`` bytes at ``address``. Raises Torn when they cannot be read."""
+        """Returns ``size`` bytes at ``address``. Raises Torn when they cannot be read."""
         data = self._snapshot.get(address, size)
         if data is None:
             if size > PAGE:
@@ -81,7 +81,7 @@ class Heap:
         return data
 
     def read(self, address: int, size: int, *, counted: bool = False) -> bytes:
-        """Like ``peek``, and notes the bytes. ``counted``: a reference count comes first, which may change."""
+        """Returns the same as ``peek``, and notes the bytes. ``counted``: they begin with a count, which may change."""
         data = self.peek(address, size)
         if len(self._noted) >= MAX_NOTED:
             raise CorruptTarget("it is made of too many parts")
@@ -89,11 +89,11 @@ class Heap:
         return data
 
     def word(self, address: int) -> int:
-        """The noted word at ``address``."""
+        """Returns the word at ``address``, which is noted."""
         return word(self.read(address, 8), 0)
 
     def held(self) -> bool:
-        """Whether all bytes noted since ``begin`` are equal now. If not, the next reads see the new bytes."""
+        """Returns whether all bytes noted since ``begin`` are equal now. If not, the next reads see the new bytes."""
         there, back = self._later(self._noted)
         same = _same(self._noted, there) and _same(self._noted, back)
         if not same:
@@ -103,12 +103,12 @@ class Heap:
         return same
 
     def keep(self) -> None:
-        """The value is used: add its notes to those that ``held_together`` checks."""
+        """Adds the notes of a value that is used to the notes that ``held_together`` checks."""
         if len(self._kept) < MAX_NOTED:
             self._kept.update(self._noted)
 
     def held_together(self) -> bool:
-        """Whether all values kept since ``refresh`` are equal now: then they are of one moment."""
+        """Returns whether all values kept since ``refresh`` are equal now: then they are of one moment."""
         there, back = self._later(self._kept)
         return _same(self._kept, there) and _same(self._kept, back)
 

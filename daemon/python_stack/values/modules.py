@@ -31,7 +31,7 @@ _COORDINATOR = re.compile(r"'([\w.\-\[\]:]{1,200}:[0-9]{1,5})'")
 
 
 def module_state(values: Values, pid: int, start_ns: int) -> ModuleState | None:
-    """Returns what the modules of a process say; None where they are not imported, or not initialized yet.
+    """Returns the rank by the modules of a process; None if they are not imported, or not initialized yet.
 
     Raises like ``Values.of_process``.
     """

@@ -29,14 +29,14 @@ class Name(NamedTuple):
 
 
 def parse_names(texts: object) -> list[Name]:
-    """The names of a request. Raises UsageError for more than 64, or for text that names no variable."""
+    """Returns the names of a request. Raises UsageError for more than 64, or for text that names no variable."""
     if not isinstance(texts, list) or not texts or len(texts) > MAX_NAMES:
         raise UsageError(f"a request for variables takes 1 to {MAX_NAMES} names")
     return [parse_name(text) for text in dict.fromkeys(map(str, texts))]
 
 
 def parse_name(text: str) -> Name:
-    """Raises UsageError for text that names no variable."""
+    """Returns the name in ``text``. Raises UsageError for text that names no variable."""
     module = text.startswith(_MODULE)
     at = len(_MODULE) if module else 0
     first = _FIRST.match(text, at)

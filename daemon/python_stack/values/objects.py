@@ -22,7 +22,7 @@ from probing.daemon.python_stack.walk.snapshot import is_count, word
 
 __all__ = ("ENUM_TYPES", "Entry", "Objects", "Type")
 
-# Address of the value's pointer, key, value.
+# An entry of a dict: address of the value's pointer, key, value.
 Entry = tuple[int, int, int]
 
 # Metaclasses of enumerations: from 3.11 on, and before.
@@ -46,9 +46,9 @@ _KINDS = {
     "torch._C.TensorBase": "tensor",
     "torch._C._TensorBase": "tensor",
 }
-# The same for types that pybind11 makes. Anybody may name a class so: what is read there is checked.
+# Kinds of types that pybind11 makes, by name. Anybody may name a class so: all values read there are checked.
 _HEAP_KINDS = {"torch._C._distributed_c10d.ProcessGroup": "process group"}
-# The same as bits of tp_flags (Py_TPFLAGS_LONG_SUBCLASS and its kin).
+# Bits of tp_flags by kind (Py_TPFLAGS_LONG_SUBCLASS and its kin).
 _FLAG_OF = {"int": 24, "bool": 24, "list": 25, "tuple": 26, "bytes": 27, "str": 28, "dict": 29, "type": 31}
 
 
@@ -91,7 +91,7 @@ class Objects:
         self._types.clear()
 
     def type_of(self, address: int) -> Type:
-        """The type of the object at ``address``."""
+        """Returns the type of the object at ``address``."""
         if address % 8:
             raise Torn("it is no object")
         head = self.heap.read(address, 16, counted=True)
@@ -100,7 +100,7 @@ class Objects:
         return self.type_at(word(head, 8))
 
     def type_at(self, address: int) -> Type:
-        """The type whose object is at ``address``."""
+        """Returns the type whose type object is at ``address``."""
         if known := self._types.get(address):
             return known
         found = self._read_type(address)
@@ -136,7 +136,7 @@ class Objects:
         return Type(address, name, "object", flags, basic, item, offset, *pointers, meta)
 
     def c_text(self, address: int) -> str:
-        """The C string at ``address``: a name of at most 255 bytes."""
+        """Returns the C string at ``address``: a name of at most 255 bytes."""
         raw = self.heap.peek(address, min(_MAX_NAME, PAGE - address % PAGE))
         if b"\0" not in raw and len(raw) < _MAX_NAME:
             raw = self.heap.peek(address, _MAX_NAME)
@@ -150,7 +150,7 @@ class Objects:
         return clean_text(decoded, _MAX_NAME)
 
     def text(self, address: int, limit: int) -> tuple[str, int]:
-        """The first ``limit`` characters of the str at ``address``, and its length."""
+        """Returns the first ``limit`` characters of the str at ``address``, and its length."""
         base = self.layout.base
         head = self.heap.read(address, base.str_ascii, counted=True)
         length = word(head, base.str_length)
@@ -172,7 +172,7 @@ class Objects:
             raise Torn("it is no text") from e
 
     def bytes_of(self, address: int, limit: int) -> tuple[bytes, int]:
-        """The first ``limit`` bytes of the bytes object at ``address``, and its length."""
+        """Returns the first ``limit`` bytes of the bytes object at ``address``, and its length."""
         base = self.layout.base
         length = word(self.heap.read(address, base.bytes_length + 8, counted=True), base.bytes_length)
         if length >= 1 << 40:
@@ -181,7 +181,7 @@ class Objects:
         return (self.heap.read(address + base.bytes_data, size) if size else b""), length
 
     def integer(self, address: int) -> int:
-        """The int (or bool) at ``address``; raises CorruptTarget beyond 4096 bits."""
+        """Returns the int (or bool) at ``address``; raises CorruptTarget beyond 4096 bits."""
         size = word(self.heap.read(address, 24, counted=True), 16)
         if self.layout.long_tag:
             # lv_tag: two bits of sign (0 positive, 1 zero, 2 negative), a reserved one, then the number of digits.
@@ -203,11 +203,11 @@ class Objects:
         return sign * number
 
     def floats(self, address: int, count: int) -> tuple[float, ...]:
-        """The double of a float at ``address``, or the two of a complex."""
+        """Returns the double of a float at ``address``, or the two doubles of a complex."""
         return struct.unpack(f"<{count}d", self.heap.read(address, 16 + 8 * count, counted=True)[16:])
 
     def items(self, address: int, kind: str, limit: int, start: int = 0) -> tuple[list[int], int]:
-        """Up to ``limit`` items of the list or tuple at ``address`` from index ``start``, and its length."""
+        """Returns up to ``limit`` items of the list or tuple at ``address`` from index ``start``, and its length."""
         head = self.heap.read(address, 32 if kind == "list" else 24, counted=True)
         length = word(head, 16)
         if length >= 1 << 40:
@@ -218,7 +218,7 @@ class Objects:
         return list(struct.unpack(f"<{count}Q", raw)), length
 
     def members(self, address: int, limit: int) -> tuple[list[int], int]:
-        """Up to ``limit`` members of the set at ``address`` in its own order, and its length."""
+        """Returns up to ``limit`` members of the set at ``address`` in its own order, and its length."""
         used, mask, table = struct.unpack("<QQQ", self.heap.read(address + 24, 24))
         found: list[int] = []
         if used > mask + 1 or mask >= 1 << 40:
@@ -234,17 +234,17 @@ class Objects:
         return found[:limit], used
 
     def dict_length(self, address: int) -> int:
-        """The length of the dict at ``address``."""
+        """Returns the length of the dict at ``address``."""
         return word(self.heap.read(address + 16, 8), 0)
 
     def entries(self, address: int) -> Iterator[Entry]:
-        """The entries of the dict at ``address`` in its own order."""
+        """Yields the entries of the dict at ``address`` in its own order."""
         layout, heap = self.layout, self.heap
         keys, values = heap.word(address + layout.dict_keys), heap.word(address + layout.dict_values)
         yield from self.table(keys, values + layout.values_start if values else 0)
 
     def table(self, keys: int, values: int) -> Iterator[Entry]:
-        """The entries of a keys table. ``values``: where a split table has its first value, else 0."""
+        """Yields the entries of a keys table. ``values``: address of the first value of a split table, else 0."""
         start, count, width = self._keys_shape(keys)
         for at in range(0, min(count, MAX_ENTRIES), _CHUNK):
             n = min(_CHUNK, count - at)
@@ -258,7 +258,7 @@ class Objects:
                     yield slot, key, value
 
     def _keys_shape(self, keys: int) -> tuple[int, int, int]:
-        """Address of the entries, how many are in use, and the size of one."""
+        """Returns the address of the entries, the number of entries in use, and the size of an entry."""
         head = self.heap.read(keys, 40, counted=True)
         if self.layout.dict_kinds:
             log2_size, log2_index, kind = head[8:11]

@@ -110,7 +110,7 @@ def _vars(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Reading:
-    """The threads as they were at the last ``look``, and the variables in them."""
+    """The threads at the last ``look``, and their variables."""
 
     def __init__(self, pid: int, start_ns: int, runtime: RuntimeInfo, deadline: float, memory: Memory) -> None:
         self._pid = pid
@@ -140,11 +140,11 @@ class _Reading:
         self._frames.load(frame for t in threads for frame, _ in t.frames)
 
     def held_together(self) -> bool:
-        """Whether all values since the last ``look`` are of one moment, as a step and its loss should be."""
+        """Returns whether all values since the last ``look`` are of one moment, as a step and its loss should be."""
         return self._objects.heap.held_together()
 
     def rows(self, name: Name) -> list[NamedVariable]:
-        """One row for each thread that has ``name``, or one with the reason."""
+        """Returns a row for each thread that has ``name``, or one row with the reason why no thread has it."""
         self._changed = False
         rows = []
         for place in self._in_modules(name) if name.module else self._in_threads(name):
@@ -219,7 +219,7 @@ class _Reading:
         return self._objects.find(self._objects.entries(self._frames.globals_of(frame)), name)
 
     def _in_modules(self, name: Name) -> Iterator[_Place]:
-        """The module with the longest name that is a prefix of the parts, in the first interpreter that has it."""
+        """Yields the module with the longest name that is a prefix of the parts, in the first interpreter with it."""
         names = [str(part) for part in (name.first, *name.parts)]
         for interpreter in self._interpreters():
             for n in range(len(names), 0, -1):
@@ -234,7 +234,7 @@ class _Reading:
         return objects.find(objects.entries(modules), name) if objects.type_of(modules).kind == "dict" else None
 
     def _interpreters(self) -> list[int]:
-        """The interpreters, the main one first: it is the oldest."""
+        """Returns the interpreters, the main interpreter first: it is the oldest."""
         layout, heap = self._process.layout, self._objects.heap
         found: list[int] = []
         at = heap.word(self._runtime.runtime + layout.interpreters_head)
@@ -258,10 +258,10 @@ def _unproven(rows: list[NamedVariable]) -> bool:
 
 
 def _fitting(rows: list[NamedVariable]) -> list[NamedVariable]:
-    """The rows, without the values that no longer fit into one message."""
+    """Returns the rows, without the values that no longer fit into one message."""
     left = MAX_BYTES
     for row in rows:
-        # A row without its value still takes some hundred bytes; the limit leaves room for those.
+        # A row without its value still takes some hundred bytes; the limit leaves room for such rows.
         left -= VARIABLE_BYTES + json_bytes(row["func"], row["name"], row["type"], row["value"] or "", row["reason"])
         if left < 0:
             row["value"], row["number"], row["reason"], row["func"] = None, None, CUT, ""

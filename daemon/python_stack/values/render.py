@@ -28,7 +28,7 @@ _MAX_TEXT = 1024
 
 
 def looks_secret(text: str) -> bool:
-    """Whether ``text`` has the shape of a token or holds a password, so that a command line would hide it."""
+    """Returns whether ``text`` looks like a token or holds a password, so that a command line would hide it."""
     shown = text[:_MAX_TEXT]
     return command_text((shown,)) != clean_text(shown, _MAX_TEXT)
 
@@ -106,7 +106,7 @@ class Renderer:
         return Value(of.short, clean_text(text, MAX_TOTAL), self._number(address, of))
 
     def class_name(self, of: Type) -> str:
-        """Module and qualified name of a class."""
+        """Returns module and qualified name of a class."""
         if not of.is_heap or "." in of.name:
             return of.name
         objects = self._objects
@@ -119,19 +119,19 @@ class Renderer:
         return name if where == "builtins" else f"{where}.{name}"
 
     def module_name(self, address: int) -> str:
-        """``__name__`` of the module object at ``address``; ? when it has none."""
+        """Returns ``__name__`` of the module object at ``address``; ? when it has none."""
         objects = self._objects
         found = objects.find(objects.instance_entries(address, objects.type_of(address)), "__name__")
         return self.string_of(found) if found else "?"
 
     def string_of(self, address: int) -> str:
-        """The first characters of the str at ``address``; ? for anything else."""
+        """Returns the first characters of the str at ``address``; ? for anything else."""
         if self._objects.type_of(address).kind != "str":
             return "?"
         return clean_text(self._objects.text(address, MAX_CHARACTERS)[0], MAX_CHARACTERS)
 
     def string_at(self, slot: int) -> str:
-        """``string_of`` for the object that the pointer at ``slot`` leads to."""
+        """Returns ``string_of`` for the object that the pointer at ``slot`` leads to."""
         return self.string_of(self._objects.heap.word(slot))
 
     def _text(self, address: int, depth: int, above: tuple[int, ...]) -> str:
@@ -177,7 +177,7 @@ class Renderer:
         return text if of.kind != "frozenset" else f"frozenset({text if shown else ''})"
 
     def _listed(self, items: Sequence[int], depth: int, above: tuple[int, ...]) -> Iterator[str]:
-        """Items of a list. In a list of arguments the value after an option that names a secret is hidden."""
+        """Yields items of a list. In a list of arguments the value after an option that names a secret is hidden."""
         option = ""
         for item in items:
             text = self._text(item, depth + 1, above)
@@ -206,7 +206,7 @@ class Renderer:
 
     def _string(self, address: int) -> str:
         text, length = self._objects.text(address, 2 * MAX_CHARACTERS)
-        # A token at the end of the shown text is recognised only with more of it.
+        # A token at the end of the shown text is recognised only with more text behind it.
         if looks_secret(text):
             return HIDDEN
         return repr(text[:MAX_CHARACTERS]) + ("..." if length > MAX_CHARACTERS else "")
@@ -254,7 +254,7 @@ class Renderer:
 
 
 def _check_whole(found: Sequence[object], total: int) -> None:
-    # Empty slots are not noted: those of a table that is being filled or freed are known by the count alone.
+    # Empty slots are not noted: a table that is being filled or freed is recognised by the count alone.
     if len(found) < min(total, MAX_ITEMS):
         raise Torn(CHANGED)
 

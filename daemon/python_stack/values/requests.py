@@ -26,13 +26,13 @@ class Values:
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="values")
 
     def close(self) -> None:
-        """Requests in flight end by their own deadlines; new ones are refused."""
+        """Refuses new requests; requests in flight end by their own deadlines."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def values(
         self, targets: Iterable[tuple[int, int]], names: Sequence[str], timeout: float = 1.0
     ) -> tuple[list[NamedVariable], list[Failure]]:
-        """The variables ``names`` of all ``targets`` (pid, start_ns), and the failures.
+        """Returns the variables ``names`` of all ``targets`` (pid, start_ns), and the failures.
 
         A value is a row of ``values.read.read_values``, with ``pid`` and ``start_ns``. ``timeout`` in seconds.
         """
@@ -44,7 +44,7 @@ class Values:
         return ask_each(self._pool, targets, ask, deadline, "values")
 
     def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[NamedVariable]:
-        """The variables of one process, read in this thread; ``deadline`` is on time.monotonic().
+        """Returns the variables of one process, read in this thread; ``deadline`` is on time.monotonic().
 
         Raises like ``PythonStacks.prepare`` and ``values.read.read_values``.
         """

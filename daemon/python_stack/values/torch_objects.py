@@ -30,7 +30,7 @@ _INLINE_DIMENSIONS = 5
 _TENSOR_HEAD = 256
 # THPVariable holds an at::Tensor, before torch 2.11 in a c10::MaybeOwned, whose flag comes first.
 _IMPL = (16, 24)
-# Where c10::intrusive_ptr_target ends, and where the sizes then are, likeliest first.
+# Offsets of the end of c10::intrusive_ptr_target and of the sizes behind it, likeliest first.
 _SHAPES = ((16, 56), (24, 72), (24, 64), (16, 64), (24, 56), (24, 80), (16, 72), (16, 48))
 # c10/core/ScalarType.h, in order: the dtype as torch writes it, and how struct reads one element.
 _DTYPES: tuple[tuple[str, str], ...] = (
@@ -109,7 +109,7 @@ class Tensor:
 
 
 def read_tensor(objects: Objects, address: int) -> Tensor:
-    """The tensor whose Python object is at ``address``. Raises CorruptTarget when no tensor is recognised there."""
+    """Returns the tensor whose Python object is at ``address``. Raises CorruptTarget when it is no known tensor."""
     heap = objects.heap
     pointers = [word(heap.read(address, _IMPL[-1] + 8, counted=True), at) for at in _IMPL]
     for impl in pointers:
@@ -127,7 +127,7 @@ def read_tensor(objects: Objects, address: int) -> Tensor:
 
 
 def torch_text(objects: Objects, address: int, name: str) -> str | None:
-    """The text of a torch.dtype or torch.device at ``address``; None for other types."""
+    """Returns the text of a torch.dtype or torch.device at ``address``; None for other types."""
     if name not in ("torch.dtype", "torch.device"):
         return None
     kind, index = struct.unpack("<bb", objects.heap.read(address + 16, 2))
@@ -200,13 +200,13 @@ def _number(code: str, raw: bytes) -> float | int | bool:
 
 
 def _shortest(number: float | int | bool) -> str:
-    """The shortest text that is the same float32."""
+    """Returns the shortest text of ``number`` that is the same float32."""
     if not isinstance(number, float) or not math.isfinite(number):
         return repr(number)
     wanted = struct.pack("<f", number)
     for digits in range(1, 9):
         text = repr(float(f"{number:.{digits}g}"))
-        # Rounded up, the largest would not fit any more.
+        # The largest float32, rounded up to fewer digits, would no longer fit into a float32.
         if abs(float(text)) < _FLOAT32_MAX and struct.pack("<f", float(text)) == wanted:
             return text
     return repr(number)
@@ -244,7 +244,7 @@ def process_group_text(objects: Objects, address: int) -> str:
 
 
 def _rank_and_size(objects: Objects, address: int) -> tuple[int, int]:
-    """Returns rank and size of the process group at ``address``. Raises CorruptTarget where none is recognised."""
+    """Returns rank and size of the process group at ``address``. Raises CorruptTarget if no group is recognised."""
     heap = objects.heap
     group = word(heap.read(address, _HELD + 8, counted=True), _HELD)
     if group >= _LOWEST and group % 8 == 0:
@@ -259,7 +259,7 @@ def _rank_and_size(objects: Objects, address: int) -> tuple[int, int]:
 
 
 def _time_out(objects: Objects, address: int, rank: int, size: int) -> _TimeOut | None:
-    """Returns the time-out of the process group at ``address``; None where it has several, or none is recognised."""
+    """Returns the time-out of the process group at ``address``; None if it has several, or none is recognised."""
     heap = objects.heap
     (data,) = heap.sample([(word(heap.peek(address, _HELD + 8), _HELD), _GROUP_BYTES)])
     if data is None:
@@ -268,7 +268,7 @@ def _time_out(objects: Objects, address: int, rank: int, size: int) -> _TimeOut 
     backends = list(dict.fromkeys(word(node, 16) for node in nodes if node is not None))
     found = set()
     for backend in [at for at in backends if _may_point(at)][:_MOST_BACKENDS]:
-        # Its end is not known, and what comes after it may be no memory.
+        # The end of the backend is not known, and the addresses after it may have no memory.
         pieces = heap.sample([(backend + at, _PIECE) for at in range(0, _BACKEND_BYTES, _PIECE)])
         body = b"".join(piece or b"" for piece in takewhile(lambda piece: piece is not None, pieces))
         if body and any(struct.unpack_from("<ii", body, at) == (rank, size) for at in _STORES):

@@ -1,4 +1,4 @@
-"""Polls watched variables of trainers: a row when one changed, and one for each new step."""
+"""Polls watched variables of trainers: makes a row when a variable changed, and a row for each new step."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class _Reported:
 
 
 class VariableWatch(Source):
-    """``wanted`` returns the names that are watched in a process; ``interval_s`` how often, in seconds.
+    """``wanted`` returns the names that are watched in a process, ``interval_s`` the pause between two polls, s.
 
-    Each process is read on its own, ``PARALLEL`` at once: one that does not answer delays the others only when no
-    thread is left, and then by a timeout at most.
+    Each process is read on its own, ``PARALLEL`` at once: a process that does not answer delays the others only when
+    no thread is left, and then by a timeout at most.
     """
 
     name = "variables"
@@ -96,7 +96,7 @@ class VariableWatch(Source):
         self._worker.start()
 
     def stop(self) -> None:
-        """Reads in flight end by their own deadlines."""
+        """Stops polling; reads in flight end by their own deadlines."""
         self._worker.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -110,7 +110,7 @@ class VariableWatch(Source):
 
     @property
     def reason(self) -> str:
-        """Why a watched process could not be read at the last try; empty when all could."""
+        """Why a watched process could not be read at the last try; empty when no read failed."""
         return next((reported.reason for reported in list(self._reported.values()) if reported.reason), "")
 
     def look(self) -> list[Future[None]]:
@@ -154,7 +154,7 @@ class VariableWatch(Source):
     ) -> None:
         rows = []
         for name, value in chosen.items():
-            # As text: nan differs from itself.
+            # The number is compared as text: nan differs from itself.
             now = (value["type"], value["value"], value["reason"], repr(value["number"]))
             if value["reason"] == CHANGED or reported.values.get(name) == now:
                 continue
@@ -166,7 +166,7 @@ class VariableWatch(Source):
 
 
 def _one_each(read: list[NamedVariable], trains: int) -> dict[str, NamedVariable]:
-    """Returns one row a name: the row of the thread ``trains``, else of the first thread with a value."""
+    """Returns a row for each name: of the thread ``trains``, else of the first thread with a value."""
     found: dict[str, NamedVariable] = {}
     for value in sorted(read, key=lambda value: value["tid"] != trains):
         if value["name"] not in found or found[value["name"]]["value"] is None:

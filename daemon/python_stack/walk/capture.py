@@ -5,7 +5,7 @@ first up to the pointer to the innermost one, and back. A stack whose links are 
 All other ranges are read before and after the chains: code objects that are equal are the ones that ran meanwhile.
 Threads without this proof are read again; what stays unproven is marked.
 
-What a reader remembers of the CPython of each process, and requests that name such a process.
+Keeps the CPython of each process in a reader, and parses requests that name such a process.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker, h
 __all__ = ("LIMITS", "Capture", "Known", "Prepared", "capture", "checked_layout", "forget", "parse_request", "prepared")
 
 ATTEMPTS = 6
-# How often the chain of a moving thread is read both ways.
+# Times that the chain of a moving thread is read both ways.
 PASSES = 4
 _MAX_KNOWN = 16_384
 # A message holds no more stacks of one process; further threads are only counted.
 LIMITS = Limits(threads=16_384, stacks=512)
-# No attempt is made that may exceed so many bytes in all: ``Memory`` bounds a whole dump.
+# Bytes of all attempts, at most: ``Memory`` bounds a whole dump.
 _MOST_BYTES = 48 << 20
-# So many innermost frames of a moving thread are read with the memory around them.
+# Innermost frames of a moving thread that are read with the memory around them.
 _RESTLESS_FRAMES = 64
 
 _Key = tuple[int, int]
@@ -43,7 +43,7 @@ _Found = tuple[RawThread, dict[int, Code]]
 
 @dataclass(slots=True)
 class Known:
-    """Ranges that the last capture of a process used: hints that make the next one cheap, and never wrong."""
+    """Ranges that the last capture of a process used: hints that make the next capture cheap, and never wrong."""
 
     chains: dict[_Key, list[Range]] = field(default_factory=dict)
     others: list[Range] = field(default_factory=list)
@@ -127,7 +127,7 @@ def _key(thread: RawThread) -> _Key:
 
 
 def _held_still(thread: RawThread, before: list[Snapshot], known: Known, may_run: bool) -> bool:
-    """Whether the stack was equal in all reads; a thread that moves, or may, is marked restless in ``known``."""
+    """Returns whether the stack was equal in all reads. Marks a thread that moves, or may, as restless in ``known``."""
     key = _key(thread)
     rests = not may_run and all(one.get(*wanted) == data for wanted, _, data in thread.links for one in before)
     # To be equal twice is proof for what did not move; what runs may come by the same place again, as a loop does.
@@ -160,11 +160,11 @@ def _remember(known: Known, threads: list[RawThread], snapshot: Snapshot, layout
 
 
 def _chain(thread: RawThread, layout: Layout, restless: bool) -> list[Range]:
-    """The ranges that hold the thread's stack together, from the pointer to the innermost frame outwards."""
+    """Returns the ranges that hold the thread's stack together, from the pointer to the innermost frame outwards."""
     ranges = [link[0] for link in thread.links]
     if not restless or layout.frame_owner is None:
         return ranges
-    # It pushes and pops frames around those seen: take all of its data stack there (3.11+).
+    # The thread pushes and pops frames around the frames seen: take all of its data stack there (3.11+).
     frames = len(ranges) - min(len(thread.frames), len(ranges))
     pages = {a & -PAGE for a, _ in ranges[frames : frames + _RESTLESS_FRAMES]}
     pages |= {p + PAGE for p in pages}
@@ -198,7 +198,7 @@ _processes: OrderedDict[tuple[int, int], Prepared] = OrderedDict()
 
 
 def parse_request(request: dict[str, Any]) -> _Asked:
-    """``pid``, ``start_ns`` and ``timeout_ms`` of a request. Raises UsageError."""
+    """Returns ``pid``, ``start_ns`` and ``timeout_ms`` of a request. Raises UsageError."""
     pid, start_ns = request.get("pid"), request.get("start_ns")
     timeout_ms = request.get("timeout_ms", _DEFAULT_TIMEOUT_MS)
     if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
@@ -207,7 +207,10 @@ def parse_request(request: dict[str, Any]) -> _Asked:
 
 
 def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> Prepared:
-    """The CPython of a process, with what earlier reads of it left. Raises like ``checked_layout``."""
+    """Returns the cached ``Prepared`` of a process, made anew when its CPython changed.
+
+    Raises like ``checked_layout``.
+    """
     process = _processes.get((pid, start_ns))
     layout, head = checked_layout(pid, runtime, memory)
     if process is None or process.runtime != runtime or process.head != head:
@@ -219,7 +222,7 @@ def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> P
 
 
 def checked_layout(pid: int, runtime: RuntimeInfo, memory: Memory) -> tuple[Layout, bytes]:
-    """The layout of the process's CPython, and the head of its ``_PyRuntime`` from 3.13 on.
+    """Returns the layout of the process's CPython, and the head of its ``_PyRuntime`` from 3.13 on.
 
     Raises CorruptTarget when the process no longer runs the CPython that ``runtime`` describes, UnsupportedTarget,
     ProcessGone and PrivilegeError.
@@ -236,5 +239,5 @@ def checked_layout(pid: int, runtime: RuntimeInfo, memory: Memory) -> tuple[Layo
 
 
 def forget(pid: int, start_ns: int) -> None:
-    """Drop what makes the next read of a process cheap."""
+    """Drop the hints that make the next read of a process cheap."""
     _processes.pop((pid, start_ns), None)

@@ -1,7 +1,7 @@
 """Code objects of a target: names, files and line tables.
 
-The cache is keyed by the bytes of a code object, not by its address: another one can take the address as soon as it is
-freed.
+The cache is keyed by the bytes of a code object, not by its address: another object can take the address as soon as it
+is freed.
 
 Decodes line tables: from an instruction to its source line.
 
@@ -33,7 +33,7 @@ _CACHED_TABLE = 4096
 
 
 def line_of(kind: Literal["lnotab", "ranges", "locations"], table: bytes, first_line: int, offset: int) -> int | None:
-    """The source line of the instruction at byte ``offset`` of its code, or None when it has none.
+    """Returns the source line of the instruction at byte ``offset`` of its code, or None when it has none.
 
     An ``offset`` below 0 means that the frame has not begun: its line is ``first_line``.
     """
@@ -144,7 +144,7 @@ class Code(NamedTuple):
 
 
 def read_codes(snapshot: Snapshot, layout: Layout, addresses: Iterable[int], sizes: dict[int, int]) -> dict[int, Code]:
-    """The code objects at ``addresses`` that can be read.
+    """Returns the code objects at ``addresses`` that can be read.
 
     ``sizes`` keeps the length of the object at an address, so that the next dump reads it at once.
     """
@@ -194,7 +194,7 @@ def _guess(address: int) -> int:
 
 
 def _text_size(snapshot: Snapshot, layout: Layout, address: int, guess: int) -> int:
-    """Bytes to read of the str at ``address``, 0 when it is no str."""
+    """Returns the bytes to read of the str at ``address``, 0 when it is no str."""
     data = snapshot.get(address, guess)
     if data is None or len(data) < layout.str_ascii:
         return 0

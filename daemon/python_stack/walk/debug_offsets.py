@@ -67,7 +67,7 @@ _BLOCKS: dict[tuple[int, int], dict[str, tuple[int, dict[str, int]]]] = {
 
 
 def read_debug_offsets(runtime: bytes) -> tuple[tuple[int, int], dict[str, dict[str, int]]]:
-    """The version of a CPython 3.13 or later, and its declared offsets by block.
+    """Returns the version of a CPython 3.13 or later, and its declared offsets by block.
 
     ``runtime`` are the first DEBUG_OFFSETS_SIZE bytes of its ``_PyRuntime``. Raises NotPython without the cookie,
     UnsupportedTarget for an unknown version or build, CorruptTarget for an impossible offset.
@@ -93,7 +93,7 @@ def read_debug_offsets(runtime: bytes) -> tuple[tuple[int, int], dict[str, dict[
 
 
 def unsupported(version: tuple[int, int]) -> UnsupportedTarget:
-    """The error for a version whose stacks cannot be read; it names the versions that can."""
+    """Returns the error for a version whose stacks cannot be read; it names the versions that can be read."""
     oldest, asked, newest = (".".join(map(str, v)) for v in (_OLDEST, version, max(_BLOCKS)))
     return UnsupportedTarget(f"CPython {asked} is not known", hint=f"stacks are read of CPython {oldest} to {newest}")
 

@@ -1,6 +1,6 @@
 """Offsets of CPython's structs that a stack walk reads, by version.
 
-Up to 3.12 they are a table, measured on x86-64 glibc builds and constant within a minor version; on arm64 one differs.
+Up to 3.12 they are a table, measured on x86-64 glibc builds and constant within a minor version; one differs on arm64.
 From 3.13 on the target declares them: ``_PyRuntime`` begins with ``_Py_DebugOffsets`` (CPython 3.13
 ``Include/internal/pycore_runtime.h``, from 3.14 ``pycore_debug_offsets.h``), which is checked.
 """
@@ -184,7 +184,7 @@ TABLE = {
 
 
 def layout_of(version: tuple[int, int], runtime: bytes) -> Layout:
-    """The layout of a CPython ``version``, whose ``_PyRuntime`` begins with the bytes ``runtime``.
+    """Returns the layout of a CPython ``version``, whose ``_PyRuntime`` begins with the bytes ``runtime``.
 
     Raises UnsupportedTarget for an unknown version, CorruptTarget for impossible offsets.
     """
@@ -198,7 +198,7 @@ def layout_of(version: tuple[int, int], runtime: bytes) -> Layout:
 
 
 def layout_from_debug_offsets(runtime: bytes) -> Layout:
-    """The layout that a CPython 3.13 or later declares in the first bytes of its ``_PyRuntime``.
+    """Returns the layout that a CPython 3.13 or later declares in the first bytes of its ``_PyRuntime``.
 
     Raises NotPython without the cookie, UnsupportedTarget for an unknown version or build, CorruptTarget for an
     impossible offset.

@@ -42,7 +42,7 @@ _LONG_SIZE, _LONG_DIGIT = 16, 24
 
 
 def release_of(hexversion: int) -> str:
-    """The release as text, such as "3.11.7" or "3.13.0b2", from PY_VERSION_HEX (``Include/patchlevel.h``)."""
+    """Returns the release as text, such as "3.11.7" or "3.13.0b2", from PY_VERSION_HEX (``Include/patchlevel.h``)."""
     # Major, minor and micro, then the level (a to f) and the serial.
     text = f"{hexversion >> 24 & 0xFF}.{hexversion >> 16 & 0xFF}.{hexversion >> 8 & 0xFF}"
     level = {0xA: "a", 0xB: "b", 0xC: "rc"}.get(hexversion >> 4 & 0xF)
@@ -50,7 +50,7 @@ def release_of(hexversion: int) -> str:
 
 
 def sys_hexversion(read: Read, runtime: int, version: tuple[int, int]) -> int | None:
-    """``sys.hexversion`` of the CPython whose ``_PyRuntime`` is at ``runtime``; None where it cannot be found yet."""
+    """Returns ``sys.hexversion`` of the CPython whose ``_PyRuntime`` is at ``runtime``; None if not found yet."""
     if version not in _SYSDICT:
         return None
     interpreter = _word(read, runtime + TABLE[version].interpreters_head)
@@ -70,7 +70,7 @@ def sys_hexversion(read: Read, runtime: int, version: tuple[int, int]) -> int | 
 
 
 def _entries(read: Read, keys: int) -> list[tuple[int, int]]:
-    """Name and value of each entry of a dict."""
+    """Returns name and value of each entry of a dict."""
     head = read([(keys, _KEYS_HEAD)])[0]
     if head is None:
         return []
@@ -130,7 +130,7 @@ class RuntimeInfo(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: Dict[str, Any]) -> RuntimeInfo:
-        """Raises UsageError for anything but the value of ``to_dict``."""
+        """Returns the value of ``to_dict`` as RuntimeInfo. Raises UsageError for anything else."""
         try:
             major, minor = data["version"]
             numbers = (int(data["runtime"]), int(data["version_at"]), int(data["hexversion"]))
@@ -148,7 +148,7 @@ class RuntimeSymbols(NamedTuple):
 
     @classmethod
     def from_parser(cls, answer: Dict[str, Any]) -> RuntimeSymbols:
-        """From the answer of a parser. Raises InternalError for anything else."""
+        """Returns the symbols in the answer of a parser. Raises InternalError for anything else."""
         try:
             addresses = {str(s["name"]): int(s["address"]) for s in answer["symbols"]}
             return cls(addresses, int(answer["first_vaddr"]), bool(answer["relocated"]))
@@ -156,7 +156,7 @@ class RuntimeSymbols(NamedTuple):
             raise InternalError("a parser's answer holds no symbols") from e
 
     def address(self, name: str, mapping: Mapping) -> int:
-        """The address of ``name`` in a process that maps the file from ``mapping`` on; 0 without such a symbol."""
+        """Returns the address of ``name`` in a process that maps the file from ``mapping`` on; 0 without the symbol."""
         if name not in self.addresses:
             return 0
         bias = mapping.start - (self.first_address & -_PAGE) if self.relocated else 0
@@ -164,7 +164,7 @@ class RuntimeSymbols(NamedTuple):
 
 
 def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
-    """The mappings at the begin of files that may hold the runtime, likeliest first, at most three.
+    """Returns the mappings at the begin of files that may hold the runtime, likeliest first, at most three.
 
     A libpython comes before the program: programs that link it only start it.
     """
@@ -180,7 +180,7 @@ def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
 
 
 def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = None) -> RuntimeInfo:
-    """The runtime in the file that ``mapping`` begins. ``hexversion``: the value of Py_Version, if any.
+    """Returns the runtime in the file that ``mapping`` begins. ``hexversion``: the value of Py_Version, if any.
 
     Raises NotPython when the file holds no runtime, UnsupportedTarget for an unknown version.
     """
@@ -201,10 +201,10 @@ def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = N
 
 
 def named_python(mapping: Mapping) -> bool:
-    """Whether the file has a name of CPython: ``libpython3.*.so*`` or ``python*``."""
+    """Returns whether the file has a name of CPython: ``libpython3.*.so*`` or ``python*``."""
     return bool(_LIBRARY.search(mapping.path) or _PROGRAM.search(mapping.path))
 
 
 def mapped_name(mapping: Mapping) -> str:
-    """The clean path of the file, at most 256 characters."""
+    """Returns the clean path of the file, at most 256 characters."""
     return clean_text(mapping.path, 256)

@@ -41,7 +41,7 @@ _LOWEST, _TOP = 1 << 16, 1 << 47
 
 
 def find_runtime(read: Read, mappings: Sequence[Mapping]) -> RuntimeInfo:
-    """The runtime of the CPython among ``mappings``, found in memory alone; at most 24 MiB of it are read.
+    """Returns the runtime of the CPython among ``mappings``, found in memory alone, of which it reads at most 24 MiB.
 
     ``read`` returns the bytes of each (address, size), or None; any ProbingError that it raises passes through.
     Raises NotPython when nothing looks like a CPython, UnsupportedTarget for a CPython that is not known.
@@ -89,7 +89,7 @@ def _by_symbols(read: Read, mapping: Mapping, symbols: RuntimeSymbols) -> Runtim
 
 
 def _written(read: Read, segments: Sequence[Segment]) -> Iterator[tuple[int, bytes]]:
-    """Address and bytes of the writable segments."""
+    """Yields address and bytes of the writable segments."""
     left = _MAX_DATA
     for segment in segments:
         start = (segment.start + 7) & -8
@@ -105,7 +105,7 @@ def _written(read: Read, segments: Sequence[Segment]) -> Iterator[tuple[int, byt
 
 
 def _by_cookie(read: Read, mapping: Mapping, data: Sequence[tuple[int, bytes]]) -> RuntimeInfo | None:
-    """The first runtime with a cookie. Raises UnsupportedTarget when only unknown ones are there."""
+    """Returns the first runtime with a cookie. Raises UnsupportedTarget when all such runtimes are unknown."""
     refused: UnsupportedTarget | None = None
     for start, held in data:
         at = held.find(COOKIE)
@@ -145,7 +145,7 @@ def _by_shape(read: Read, mapping: Mapping, data: Sequence[tuple[int, bytes]]) -
 
 
 def _with_threads(read: Read, layout: Layout, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ``pairs`` whose second address is an interpreter with a thread that points back at it."""
+    """Returns the ``pairs`` whose second address is an interpreter with a thread that points back at it."""
     tops = [_word(d) for d in read([(a + layout.interp_threads, 8) for _, a in pairs])]
     backs = [_word(d) for d in read([(t + layout.thread_interp, 8) for t in tops])]
     return [pair for pair, top, back in zip(pairs, tops, backs, strict=True) if top and back == pair[1]]

@@ -48,13 +48,13 @@ class Snapshot:
             self._pages.update(zip(missing, read, strict=True))
 
     def get(self, address: int, size: int) -> bytes | None:
-        """The bytes at ``address``, or None when they could not be read."""
+        """Returns the bytes at ``address``, or None when they could not be read."""
         wanted = (address, size)
         self.used[wanted] = None
         return self._find(wanted)
 
     def word(self, address: int) -> int | None:
-        """The pointer-sized word at ``address``."""
+        """Returns the pointer-sized word at ``address``."""
         data = self.get(address, 8)
         return None if data is None else word(data, 0)
 
@@ -102,7 +102,7 @@ class BothWays(NamedTuple):
 def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) -> BothWays:
     """Plan a call that reads each chain from its end to its begin and back again, and ``others`` before and after.
 
-    The number beside a chain is how often it is read so.
+    The number beside a chain: how many times it is read there and back.
     """
     wanted: list[Range] = list(others)
     ways: list[list[int]] = [list(range(len(wanted)))]
@@ -120,7 +120,7 @@ def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) ->
 
 
 def is_count(value: int) -> bool:
-    """Whether the first word of an object is a reference count: freed memory has a pointer there, or NULL.
+    """Returns whether the first word of an object is a reference count: freed memory has a pointer there, or NULL.
 
     CPython's allocator links its free blocks (Objects/obmalloc.c). A count uses 32 bits; from 3.14 on the top 16 bits
     of the word are flags (Include/refcount.h), and the keys of an empty dict have PY_SSIZE_T_MIN (pycore_dict.h).
@@ -129,7 +129,7 @@ def is_count(value: int) -> bool:
 
 
 def word(data: bytes, offset: int) -> int:
-    """The little-endian 64-bit word at ``offset``."""
+    """Returns the little-endian 64-bit word at ``offset``."""
     found: int = _WORD(data, offset)[0]
     return found
 

@@ -38,7 +38,7 @@ def check_process(pid: int, start_ns: int) -> None:
 
 
 def read_threads(pid: int) -> list[KernelThread]:
-    """The threads of process ``pid``, at most 16,384, the main one first. Raises ProcessGone."""
+    """Returns the threads of process ``pid``, at most 16,384, the main thread first. Raises ProcessGone."""
     namespaced = len(_own_tids(_read(pid, "status"))) > 1
     try:
         with os.scandir(f"/proc/{pid}/task") as entries:
@@ -60,7 +60,7 @@ def read_threads(pid: int) -> list[KernelThread]:
 
 
 def match_threads(threads: Sequence[RawThread], kernel: Sequence[KernelThread]) -> list[int | None]:
-    """The tid of each Python thread, None for a thread that the kernel does not list.
+    """Returns the tid of each Python thread, None for a thread that the kernel does not list.
 
     ``native_thread_id`` (3.11+) can be stale after a fork, and older versions have none. The C library keeps the tid
     in its own structure at pthread_self(), at an offset that differs: the offset that fits the kernel's threads best is

@@ -28,7 +28,7 @@ Link = tuple[Range, tuple[int, ...], bytes]
 
 
 class Limits(NamedTuple):
-    """Bounds of a walk. A stack that is cut at one is not ``complete``.
+    """Bounds of a walk. A stack that is cut at a bound is not ``complete``.
 
     Up to ``threads`` are listed; the frames of the oldest ``stacks`` are read, the main thread among them.
     """
@@ -72,7 +72,7 @@ class RawThread:
 
 
 def held(links: Iterable[Link], later: Snapshot) -> bool:
-    """Whether all ``links`` are the same in ``later`` as in the walk."""
+    """Returns whether all ``links`` are the same in ``later`` as in the walk."""
     for wanted, offsets, data in links:
         now = later.get(*wanted)
         if now != data and (now is None or any(now[o : o + 8] != data[o : o + 8] for o in offsets)):
@@ -98,7 +98,7 @@ class Walker:
         self._gils: list[Range] = []
 
     def walk(self, runtime: int) -> list[RawThread]:
-        """The threads of the CPython whose ``_PyRuntime`` is at address ``runtime``.
+        """Returns the threads of the CPython whose ``_PyRuntime`` is at address ``runtime``.
 
         Raises TargetTimeout when the deadline comes before the threads are listed, CorruptTarget when no interpreter is
         there.
@@ -179,7 +179,7 @@ class Walker:
             address = word(data, layout.thread_next)
 
     def _gil_holder(self, interpreter: int) -> int | None:
-        """The address of the thread that holds the GIL, 0 for none, None when it cannot be known."""
+        """Returns the address of the thread that holds the GIL, 0 for none, None when it cannot be known."""
         layout, snapshot = self._layout, self._snapshot
         if layout.interp_gil is None:
             return _holder(snapshot, self._gils[0], layout) if self._gils else None
@@ -286,7 +286,7 @@ class Walker:
 
 
 def _holder(snapshot: Snapshot, gil: Range, layout: Layout) -> int | None:
-    """The holder of the GIL whose bytes are at ``gil``, 0 for none, None when it cannot be known."""
+    """Returns the holder of the GIL whose bytes are at ``gil``, 0 for none, None when it cannot be known."""
     data = snapshot.get(*gil)
     if data is None:
         return None

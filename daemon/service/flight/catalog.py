@@ -1,5 +1,5 @@
-"""Makes the tables in which Flight SQL describes a server: what it is and can, its schemas and tables, its types and
-their columns.
+"""Makes the tables in which Flight SQL describes a server: its properties, its schemas and tables, and its types with
+their properties.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _COLUMN_TYPES: tuple[tuple[str, int, int, bool | None], ...] = (
 
 
 def sql_info(version: str, wanted: Collection[int]) -> pa.Table:
-    """Returns what the server is and can. ``wanted``: numbers of SqlInfo; all if there are none."""
+    """Returns the properties of the server. ``wanted``: numbers of SqlInfo; all properties if it is empty."""
     rows = ((sql.FLIGHT_SQL_SERVER_VERSION, _TEXT_VALUE, version), *_INFO)
     chosen = sorted(row for row in rows if not wanted or row[0] in wanted)
     values: list[list[Any]] = [[] for _ in _MEMBERS]
@@ -95,7 +95,7 @@ def sql_info(version: str, wanted: Collection[int]) -> pa.Table:
 
 
 def type_info(code: int | None) -> pa.Table:
-    """Returns the types of columns, those with the ``code`` of XdbcDataType if there is one."""
+    """Returns the types of columns: all, or those with the ``code`` of XdbcDataType."""
     chosen = sorted((one for one in _COLUMN_TYPES if code in (None, one[1])), key=lambda one: (one[1], one[0]))
     return pa.Table.from_pylist([_type(*one) for one in chosen], schema=_TYPE_INFO)
 
@@ -192,7 +192,7 @@ _FOREIGN_KEYS = pa.schema(
     ]
 )
 TABLE, VIEW = "TABLE", "VIEW"
-# As probing.column_docs writes them.
+# Arrow types by their names in probing.column_docs.
 _TYPES = {
     str(kind): kind
     for kind in (
@@ -208,7 +208,7 @@ _TYPES = {
 
 
 class Catalog:
-    """Answers commands about the server; ``query`` returns the rows of a SELECT by a caller, who sees no more by it."""
+    """Answers commands about the server; ``query`` returns the rows of a SELECT with the rights of the caller."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -264,13 +264,13 @@ def _fields(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[pa.
 
 
 def _select(table: str, command: sql.CommandGetDbSchemas | sql.CommandGetTables, *columns: str) -> exp.Select:
-    """The columns of the rows whose names fit the patterns of ``command``, which become literals."""
+    """Returns a SELECT of the rows whose names fit the patterns of ``command``, which become literals."""
     made = exp.select(*columns).from_(table)
     if command.HasField("db_schema_filter_pattern"):
         made = made.where(_like("table_schema", command.db_schema_filter_pattern))
     if isinstance(command, sql.CommandGetTables) and command.HasField("table_name_filter_pattern"):
         made = made.where(_like("table_name", command.table_name_filter_pattern))
-    # An empty catalog asks for what is in none, and nothing is in another.
+    # An empty catalog asks for tables without a catalog, which all are; no table is in a named one.
     return made.where(exp.false()) if command.catalog else made
 
 

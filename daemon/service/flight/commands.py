@@ -1,4 +1,4 @@
-"""Reads what clients of Flight SQL send: commands in descriptors, tickets and actions, each a packed message.
+"""Reads messages of clients of Flight SQL: commands in descriptors, tickets and actions.
 
 Nothing is kept between calls. A ticket and the handle of a prepared statement are the statement itself, which the gate
 checks each time.
@@ -19,7 +19,7 @@ from probing.federation.sql.reading import MAX_TEXT
 
 __all__ = ("READ_ONLY", "command_of", "packed", "statement_of", "unpacked")
 
-# The longest query in UTF-8, and what is around it.
+# Bytes of the longest query in UTF-8 and of the message around it.
 MAX_COMMAND = 4 * MAX_TEXT + 4096
 READ_ONLY = "this is read-only: Flight SQL answers SELECTs alone"
 _NO_TRANSACTIONS = "there are no transactions: connect with autocommit"
@@ -77,14 +77,14 @@ def unpacked(data: bytes, kind: type[_M]) -> _M:
 
 
 def packed(message: Message) -> bytes:
-    """Returns ``message`` as bodies of actions and tickets carry it."""
+    """Returns the bytes of ``message`` for the body of an action or a ticket."""
     made = Any()
     made.Pack(message)
     return made.SerializeToString()
 
 
 def statement_of(command: Message) -> str | None:
-    """Returns the SQL of a command that runs a statement; None for others. Raises UsageError."""
+    """Returns the SQL of a command that runs a statement; None for other commands. Raises UsageError."""
     if isinstance(command, (sql.CommandStatementQuery, sql.ActionCreatePreparedStatementRequest)):
         if command.transaction_id:
             raise UsageError(_NO_TRANSACTIONS, hint="")

@@ -20,12 +20,12 @@ __all__ = ("MAX_BODY", "encapsulated", "messages_of", "table_messages")
 
 # gRPC refuses messages above 4 MiB unless a client asks for more.
 MAX_BODY = 2 << 20
-# The largest batch that is read.
+# Bytes of the largest batch that is read.
 MAX_MESSAGE = 64 << 20
 
 
 def messages_of(items: Iterator[Item]) -> Iterator[tuple[pb.FlightData | End, int]]:
-    """Yields the FlightData of one IPC stream, whose pieces are among ``items``, and the End; each with its bytes.
+    """Yields the FlightData of one IPC stream, whose pieces are among ``items``, and the End; each with its size.
 
     Raises what ``items`` raises, and pyarrow's errors for pieces that are no such stream. A batch with a single row
     may be larger than MAX_BODY.
@@ -55,12 +55,12 @@ def table_messages(table: pa.Table) -> Iterator[pb.FlightData]:
 
 
 def encapsulated(schema: pa.Schema) -> bytes:
-    """Returns ``schema`` as FlightInfo, GetSchema and prepared statements carry it."""
+    """Returns the bytes of ``schema`` for FlightInfo, GetSchema and prepared statements."""
     return schema.serialize().to_pybytes()
 
 
 class _File(io.BufferedReader):
-    """Reads no message that is too large for this process: its size comes from a worker."""
+    """Refuses messages that are too large for this process: their size comes from a worker."""
 
     def read(self, length: int | None = -1) -> bytes:
         if length is not None and length > MAX_MESSAGE:

@@ -57,7 +57,7 @@ _Query = Callable[[node.QueryRequest, Any, Caller, Form | None], Awaitable[None]
 class FlightService(FlightServiceServicer):
     """``query`` answers a Query of a caller, ``identify`` returns the caller of a call."""
 
-    # Its clients show the text of a status, and read no error of ours.
+    # Clients of Flight SQL show the text of a status, and read no error of ours.
     hints = True
 
     def __init__(
@@ -148,7 +148,7 @@ class FlightService(FlightServiceServicer):
             )
             await context.write(pb.Result(body=packed(made)))
         elif request.type not in _ACTIONS:
-            # Clients ask in this way what there is.
+            # Clients find out in this way which actions a server has.
             why = f"the action {request.type[:80]!r} is not answered here: {READ_ONLY}"
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
 
@@ -169,10 +169,10 @@ class FlightService(FlightServiceServicer):
             raise QueryRejected("the query is empty")
         bare = statement.rstrip().removesuffix(";")
         try:
-            # A line of its own: the statement may end in a comment.
+            # The bracket stands in a line of its own: the statement may end in a comment.
             return (await self._gathered(f"SELECT * FROM (\n{bare}\n) LIMIT 0", context, caller)).schema
         except QueryRejected:
-            # Its error names places in the text, so it has to be that of the caller's text.
+            # An error names places in the text that was run, so the caller's own text is run.
             return (await self._gathered(statement, context, caller)).schema
 
     async def _gathered(self, text: str, context: Context, caller: Caller) -> pa.Table:
@@ -184,7 +184,7 @@ class FlightService(FlightServiceServicer):
 
 
 class _Gathering:
-    """Takes the replies of Query in place of the caller."""
+    """Gathers the replies of Query in place of the caller."""
 
     def __init__(self, context: Context) -> None:
         self.time_remaining = context.time_remaining
@@ -198,7 +198,7 @@ class _Gathering:
 
 
 def _info(descriptor: pb.FlightDescriptor) -> pb.FlightInfo:
-    """Where the rows of a command are: on this connection, by a ticket that has the command."""
+    """Returns where the rows of a command are: on this connection, by a ticket that has the command."""
     command = command_of(descriptor)
     statement = statement_of(command)
     if statement is not None:
@@ -218,13 +218,13 @@ def _message(context: Context, part: pb.FlightData | End) -> pb.FlightData | Non
 
 
 def _timeout_ms(context: Context) -> int:
-    """The time that the caller gives a statement; 0: the node's default."""
+    """Returns the time that the caller gives a statement, ms; 0: the node's default."""
     left = context.time_remaining()
     return 0 if left is None else max(min(int(left * 1000), MAX_TIMEOUT_MS), 1)
 
 
 def _bearer(context: Context) -> tuple[tuple[str, str | bytes], ...] | None:
-    """The metadata of a call that shows a user and a token as basic authentication, as if it showed the token."""
+    """Returns the bearer token of a call that shows a user and a token as basic authentication, as metadata."""
     metadata = tuple(context.invocation_metadata() or ())
     shown = next((value for key, value in metadata if key == "authorization"), "")
     if not isinstance(shown, str):

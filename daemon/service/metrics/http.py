@@ -1,8 +1,8 @@
 """The HTTP server of /metrics and /healthz: one request a connection, each bounded in bytes and time.
 
-It is asyncio's, in the event loop of the service; nothing here waits but for the caller, and a page is made elsewhere.
-/metrics wants the token as gRPC over TCP does; /healthz says one word from memory, wants none, and always has a place:
-of too many connections the oldest of the address or local user with the most ends. RFC 9112 has the syntax.
+The server runs in the event loop of the service; it waits for the caller alone, and a page is made elsewhere. /metrics
+wants the token as gRPC over TCP does; /healthz says one word from memory, wants no token, and always has a place: of
+too many connections the oldest one of the address or local user with the most ends. RFC 9112 has the syntax.
 
 /metrics and /healthz of the service: the reading of rows, the HTTP server and its port, as one part.
 """
@@ -36,10 +36,10 @@ __all__ = (
 )
 
 MAX_REQUEST = 8 << 10
-# Connections in all, and of one address or local user; and those of them that wait for a page, or read one.
+# Connections, and connections that wait for a page or read one: in all, and of one address or local user.
 MAX_CONNECTIONS, EACH = 64, 16
 MAX_PAGES, PAGES_EACH = 32, 8
-# For the whole of a request, and for the whole of an answer, s.
+# Time to read a whole request, and to write a whole answer, s.
 READ_S = 5.0
 WRITE_S = 10.0
 # Delay of the answer to a wrong token, s.
@@ -102,7 +102,7 @@ class HttpServer:
             crowd, oldest = lost
             oldest.abort()
             self._audit.refused(Caller("http", crowd), "HTTP", "too many connections at once")
-        # So that nothing is left to be sent where a connection has ended for us.
+        # Without a write buffer nothing is left to be sent once a connection has ended for us.
         transport.set_write_buffer_limits(0)
         try:
             with ExitStack() as held:
@@ -180,7 +180,7 @@ class HttpServer:
 
     @contextmanager
     def _page_place(self, caller: Caller) -> Iterator[None]:
-        """Raises Overloaded where too many others have a page under way, or the caller has."""
+        """Counts a page while it is made. Raises Overloaded when the caller, or all callers, have too many pages."""
         if self._pages_held[caller.key] >= PAGES_EACH or self._pages_held.total() >= MAX_PAGES:
             raise Overloaded("too many pages at once", hint="scrape less often")
         self._pages_held[caller.key] += 1
@@ -192,7 +192,7 @@ class HttpServer:
 
 
 def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
-    """Returns method, path without its query, and headers by lower-case name; no method for what is no request."""
+    """Returns method, path without its query, and headers by lower-case name; an empty method if it is no request."""
     first, *rest = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[0].isalpha():
@@ -241,5 +241,5 @@ class Metrics:
 
     @property
     def times(self) -> RequestTimes:
-        """Where calls and queries are counted."""
+        """The counters of calls and queries."""
         return self._scraper.times

@@ -1,4 +1,4 @@
-"""Makes the families of /metrics from what a scrape has read, and writes them in Prometheus' text format 0.0.4.
+"""Makes the families of /metrics from the readings of a scrape, and writes them in Prometheus' text format 0.0.4.
 
 Prometheus' library is imported where it is used: a daemon without a page does without it in memory.
 """
@@ -20,7 +20,7 @@ __all__ = (
     "page_text",
 )
 
-# Texts of jobs may be long; two that are equal after the cut share a series, with the larger value.
+# Texts of jobs may be long; two texts that are equal after the cut share a series, with the larger value.
 MAX_LABEL = 128
 MAX_SOURCES = 256
 _STATES = ("running", "paused", "degraded", "starting", "lost")
@@ -42,9 +42,9 @@ _Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Readings:
-    """What one scrape has read. ``failed``: why a part has no rows. ``status``: the collector's; its state is ``lost``
-    where it does not answer. ``seconds``: how long the reading took. ``refused``: connections and calls, by reason.
-    ``calls``: calls under way, by kind. ``hooks``: hooks of findings, by outcome."""
+    """The readings of one scrape. ``failed``: why a part has no rows. ``status``: the collector's; its state is
+    ``lost`` if the collector does not answer. ``seconds``: how long the scrape took. ``refused``: connections and
+    calls, by reason. ``calls``: calls under way, by kind. ``hooks``: hooks of findings, by outcome."""
 
     version: str
     node: str
@@ -71,7 +71,7 @@ class _Family:
 
 
 def _families(readings: Readings) -> Iterator[_Family]:
-    """Yields each family of the page once. What was not read is absent, and probingd_scrape_success says so."""
+    """Yields each family of the page once. Parts that were not read are absent, and probingd_scrape_success says so."""
     for part in PARTS:
         yield from _of_part(part, readings.rows.get(part.name, ())[:MOST_SERIES])
     who = {"version": readings.version, "node": readings.node}
@@ -177,7 +177,7 @@ class RequestTimes:
         import prometheus_client
         from prometheus_client import CollectorRegistry, Histogram
 
-        # It has no types.
+        # prometheus_client has no types.
         without_times: Any = prometheus_client.disable_created_metrics
         without_times()
         self.registry = CollectorRegistry()
@@ -197,8 +197,8 @@ class RequestTimes:
         )
 
     def call(self, method: str, seconds: float, outcome: str) -> None:
-        """Counts a call of ``method``, one of the names that our services have, that took ``seconds``; ``outcome`` is
-        ok, failed or cancelled."""
+        """Counts a call of ``method``, a method of our services, that took ``seconds``; ``outcome`` is ok, failed or
+        cancelled."""
         self._calls.labels(method, outcome).observe(seconds)
         if method in _QUERIES:
             self._queries.labels(outcome).observe(seconds)
@@ -224,7 +224,7 @@ def metric_names() -> frozenset[str]:
 
 
 class _Collected:
-    """What ``generate_latest`` reads, as a registry has it."""
+    """The registry that ``generate_latest`` reads."""
 
     def __init__(self, readings: Readings, times: RequestTimes) -> None:
         self._readings = readings

@@ -1,8 +1,8 @@
 """The parts of the page that come from rows: one statement each, and the metric that each of its columns becomes.
 
-Each part is bounded: a statement returns at most MOST_SERIES rows, whatever the jobs do, and no label holds what a job
-makes many of: communicators, sequence numbers, pids. Names and units follow the rules that ``promtool check metrics``
-tests. The label of the job is ``training_job``, since Prometheus itself uses ``job`` for what it scrapes.
+Each part is bounded: a statement returns at most MOST_SERIES rows, whatever the jobs do, and no label holds values of
+which a job makes many: communicators, sequence numbers, pids. Names and units follow the rules that ``promtool check
+metrics`` tests. The label of the job is ``training_job``, since Prometheus itself uses ``job`` for its targets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reads what a page shows, in a thread of its own and by one request, and keeps the page for a second; and the state
+"""Reads the rows of a page, in a thread of its own and by one request, and keeps the page for a second; and the state
 of the daemon, which is answered from memory.
 
-However many scrape, one reads: the others get the same page. A page never holds up another call: it has a thread, a
-deadline and one slot of the queries, and what it does not get in time is absent.
+However many callers scrape, one reads: the others get the same page. A page never holds up another call: it has a
+thread, a deadline and one slot of the queries, and parts that it does not get in time are absent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT_S = 1.0
 # Below the 10 s after which Prometheus gives up.
 QUERY_S = 5.0
 STATUS_S = 1.0
-# A state is known again this long, s: longer than probes of Kubernetes lie apart by default.
+# A state is answered from memory for this long, s: longer than probes of Kubernetes lie apart by default.
 REMEMBERED_S = 15.0
 # The collector's time to say its state, s: nobody waits for all of it.
 STATE_S = 5.0
@@ -76,7 +76,7 @@ class Scraper:
         self._making: dict[str, asyncio.Task[bytes]] = {}
 
     def close(self) -> None:
-        """Waits for no thread."""
+        """Closes the thread pool without waiting for threads that still run."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def page(self) -> bytes:
@@ -87,8 +87,8 @@ class Scraper:
         return await asyncio.shield(self._task("page", self._page))
 
     async def health(self) -> str:
-        """Returns the state of the daemon in a word, ``lost`` where the collector does not answer. A good state that
-        was read lately is answered from memory, and read again behind the answer: no load of others delays it."""
+        """Returns the state of the daemon in a word, ``lost`` if the collector does not answer. A good state that was
+        read lately is answered from memory, and read again behind the answer: no load of others delays the answer."""
         kept = self._kept.get("health")
         if kept is None or self._now() - kept.made >= KEPT_S:
             reading = self._task("health", self._state)

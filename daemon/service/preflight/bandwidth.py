@@ -1,6 +1,7 @@
-"""Measures what one connection carries to a peer's daemon, by gRPC; and takes such bytes. Both are off by default.
+"""Measures the bandwidth of one gRPC connection to a peer's daemon, and takes the bytes that peers send to measure it.
+Measuring and taking are off by default.
 
-What is measured is the way between two services: it distinguishes a link of 1 Gb/s from one of 10. At higher rates the
+The way between two services is measured, which tells a link of 1 Gb/s from a link of 10 Gb/s. At higher rates the
 services are the bound. One measurement runs at a time, and has a cap of bytes and of time.
 """
 
@@ -22,7 +23,7 @@ from probing.diagnosis.preflight.facts import Transfer
 __all__ = ("Bandwidth",)
 
 CHUNK = 512 << 10
-# For one peer, and between the ends of two measurements, s.
+# Time for one peer, and between the ends of two measurements, s.
 PEER_S = 3.0
 PAUSE_S = 2.0
 _OFF = "cluster.bandwidth_test_bytes is not set"
@@ -53,7 +54,7 @@ class Bandwidth:
             self._ended = time.monotonic()
 
     async def take(self, requests: AsyncIterator[Any]) -> int:
-        """Returns how many bytes came. Raises PrivilegeError, Overloaded, and QueryError above the cap."""
+        """Returns the number of bytes received. Raises PrivilegeError, Overloaded, and QueryError above the cap."""
         if not self._most:
             raise PrivilegeError(_OFF, hint="set it in the configuration of this node")
         if self._taking:
@@ -77,7 +78,7 @@ class Bandwidth:
         except ProbingError as e:
             return Transfer(peer, why=e.message)
         begun, sent = time.perf_counter_ns(), 0
-        # A part of the time for the answer; a link that is slow sends less.
+        # The rest of the time is for the answer; a slow link sends less.
         until = time.monotonic() + 0.6 * seconds
         chunk = pb.SinkRequest(data=bytes(CHUNK))
 

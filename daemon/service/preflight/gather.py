@@ -1,4 +1,4 @@
-"""Gathers the facts of this node for one request: each part by itself, and none later than the deadline."""
+"""Gathers the facts of this node for one request: each part by itself, and no part later than the deadline."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _Found:
 
 
 def _read_tables(queries: Queries, job: str, deadline: float) -> _Found:
-    """Returns the facts of tables. What cannot be read by ``deadline`` (time.monotonic()) is a problem in them."""
+    """Returns the facts of tables. A table not read by ``deadline`` (time.monotonic()) is a problem in the facts."""
     wanted = {name: sql for name, (tables, sql) in _STATEMENTS.items() if TABLES.keys() >= set(tables)}
     if job:
         wanted |= {"ranks": _RANKS.format(job=sql_text(job)), "variables": _VARIABLES.format(job=sql_text(job))}
@@ -125,7 +125,7 @@ def _problems(wanted: Mapping[str, str], rows: Mapping[str, Sequence[Row]], text
 
 
 def _made(kind: type[_T], row: Mapping[str, Any]) -> _T:
-    """Returns the dataclass with the values of the columns of its names."""
+    """Returns the dataclass ``kind`` with the values of the columns that have the names of its fields."""
     values = {field.name: row.get(field.name) for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()})
 
@@ -135,7 +135,7 @@ NAMES = ("python", "torch", "cuda", "nccl")
 MAX_PATH = 4096
 MAX_VALUE = 100
 
-# A part that is not there so long before the deadline is missing, s.
+# Time before the deadline at which a part that is not gathered counts as missing, s.
 MARGIN_S = 0.3
 MAX_FILE = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -144,7 +144,7 @@ _DRIVER = Path("/sys/module/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks for. ``refused``: problems of what the caller may not ask for."""
+    """The parts that a request asks for. ``refused``: problems that name the parts that the caller may not ask for."""
 
     python: str = ""
     master: tuple[str, int] | None = None
@@ -156,7 +156,7 @@ class Asked:
 
 
 class Preflight:
-    """Belongs to one event loop. What blocks runs in threads of its own, so that it holds up no other call."""
+    """Belongs to one event loop. Blocking parts run in threads of their own, so that they hold up no other call."""
 
     def __init__(
         self, node: str, queries: Queries, interpreters: Interpreters, bandwidth: Bandwidth | None = None
@@ -168,11 +168,11 @@ class Preflight:
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="preflight")
 
     def close(self) -> None:
-        """Waits for no thread."""
+        """Closes the thread pool without waiting for threads that still run."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def facts(self, asked: Asked, timeout: float) -> NodeFacts:
-        """Returns the facts; a part that fails or is late is a problem in them."""
+        """Returns the facts; a part that fails or is late is a problem in the facts."""
         limit = time.monotonic() + timeout - MARGIN_S
         if asked.bandwidth:
             return await self._transfers(asked, limit - time.monotonic())
@@ -220,7 +220,7 @@ class Preflight:
         )
 
     async def _transfers(self, asked: Asked, seconds: float) -> NodeFacts:
-        """Measures instead of all else, so that the node is quiet otherwise."""
+        """Returns the facts of bandwidth alone: no other part is gathered, so that the node is quiet."""
         try:
             transfers = await self.bandwidth.transfers(asked.peers, seconds)
         except ProbingError as e:
@@ -253,7 +253,7 @@ class Interpreters:
         self._path = path
 
     def versions(self, python: str, timeout: float) -> list[Version]:
-        """Returns what the interpreter at the path ``python`` says of itself. Raises TargetError, UsageError."""
+        """Returns the versions that the interpreter at the path ``python`` prints. Raises TargetError, UsageError."""
         if not python.startswith("/") or len(python) > MAX_PATH or "\0" in python:
             raise UsageError(f"{python[:80]!r} is no path of an interpreter")
         begun = time.monotonic()

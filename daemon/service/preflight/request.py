@@ -23,10 +23,10 @@ _audit = logging.getLogger("probing.audit")
 
 
 def asked_of(request: pb.PreflightRequest, caller: Caller, known: Container[str]) -> Asked:
-    """Returns what the request asks for. Raises UsageError for what is too long or no address.
+    """Returns the parts that the request asks for. Raises UsageError for values that are too long or no address.
 
     To start a process needs the scope admin, to connect to addresses that are not ``known`` the scope probe: without
-    them that part is refused, and the facts say so.
+    its scope a part is refused, and the facts say so.
     """
     if len(request.peers) > MAX_PEERS:
         raise UsageError(f"more than {MAX_PEERS} peers", hint="ask about fewer nodes at once")
@@ -40,7 +40,7 @@ def asked_of(request: pb.PreflightRequest, caller: Caller, known: Container[str]
     if request.python:
         asked = f"preflight python={request.python[:200]!r} asked by {caller}"
         _audit.warning("%s: %s", asked, f"refused: {refused}" if refused else "started")
-    # Bytes are sent to known peers alone, whoever asks.
+    # Bytes are sent to known peers alone, also for callers with the scope.
     bound = request.bandwidth or _refusal(caller, Scope.PROBE)
     strange = [peer for peer in request.peers if peer not in known] if bound else []
     why = "not measured: the node connects only to nodes that it knows"

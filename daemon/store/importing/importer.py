@@ -1,4 +1,4 @@
-"""Imports rows of other state directories and of Parquet files into this one, but none twice: ``probingd import``."""
+"""Imports rows of other state directories and of Parquet files into this one, no row twice: ``probingd import``."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def import_sources(
     now_ns: int,
     progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Imported:
-    """Imports each file of ``sources`` once, whatever its name. After a kill the next call goes on where it ended.
+    """Imports each file of ``sources`` once, whatever its name. After a kill the next call imports the rest.
 
     ``table`` is the table of Parquet files that do not name theirs. ``progress`` is called with the bytes done and the
     bytes in all. Damaged files are among ``problems``. Raises StateLocked while a daemon uses the directory or a
@@ -177,7 +177,7 @@ class _Import:
 
     def _take_good(self, unit: Unit, fd: int, sha: str, older: Sequence[Entry]) -> None:
         if unit.void_from is not None:
-            # The next part decides which records count: the same bytes before another part are other rows.
+            # Which records count depends on the part after this one: before another part the same bytes are other rows.
             sha = f"{sha}<{unit.void_from}"
         known = self._journal.find(sha)
         if known is not None and known.done:
@@ -193,7 +193,7 @@ class _Import:
             self._done.already += 1
 
     def _spans(self, unit: Unit, fd: int) -> dict[str, Span]:
-        """Returns rows and times by table. Decodes the whole file first: no row of a damaged file is imported."""
+        """Returns the span by table. Decodes the whole file first: no row of a damaged file is imported."""
         if unit.log:
             log = self._decoder.log(fd, unit.void_from)
             for problem in log.problems:
@@ -226,7 +226,7 @@ class _Import:
         return name
 
     def _check_times(self, spans: Mapping[str, Span]) -> None:
-        """Raises FormatError for rows that retention would drop at once, or never."""
+        """Raises FormatError for times whose rows retention would drop at once, or never."""
         if max(span.ts_max for span in spans.values()) > self._now_ns + _DAY_NS:
             raise FormatError("it has rows of more than a day from now")
         if all(span.ts_max < self._now_ns - int(self._kept_s(name) * 1e9) for name, span in spans.items()):
@@ -279,7 +279,7 @@ def _size(path: Path) -> int:
 
 
 def _digest(fd: int) -> tuple[str, int]:
-    """SHA-256 and CRC32 of an open file."""
+    """Returns SHA-256 and CRC32 of an open file."""
     digest, crc, at = hashlib.sha256(), 0, 0
     while data := os.pread(fd, _READ_BYTES, at):
         digest.update(data)

@@ -1,5 +1,5 @@
-"""Finds the files to import, those that a state directory's manifest and log name, or plain Parquet, and converts their
-rows to the physical schema.
+"""Finds the files to import, which a state directory's manifest and log name, or plain Parquet files, and converts
+their rows to the physical schema.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILES = SystemFiles()
 
 @dataclass(frozen=True, slots=True)
 class ImportProblem:
-    """Why ``path`` was not imported, or not all of it."""
+    """The reason why ``path`` was not imported, or only in part."""
 
     path: str
     what: str
@@ -151,7 +151,7 @@ def check_columns(table: Table, names: Sequence[str]) -> None:
         return
     hidden = set(table.physical.names) - set(table.logical.names)
     if hidden & given:
-        raise FormatError("it has columns as they are stored and as they are shown")
+        raise FormatError("it mixes columns of the stored form with columns of the shown form")
     if hidden and table.name not in _NEEDED:
         raise FormatError(f"{table.name} as it is shown lacks what is stored: {', '.join(sorted(hidden))}")
     if lacking := [name for name in _NEEDED.get(table.name, ()) if name not in given]:
@@ -171,12 +171,12 @@ def physical_rows(table: Table, rows: pa.Table) -> pa.Table:
 def _is_shown(table: Table, names: set[str]) -> bool:
     computed = {column.name for column in table.columns if column.sql is not None}
     hidden = set(table.physical.names) - set(table.logical.names)
-    # Without a computed column they may still be some of the shown ones.
+    # Without computed columns a file is in the shown form, too, if it has none of the hidden columns of its table.
     return bool(computed & names) or (bool(hidden) and not hidden & names)
 
 
 def _stored_times(rows: pa.Table) -> pa.Table:
-    """Adds the stored times of comm.ops: ns after the call."""
+    """Returns ``rows`` of comm.ops with the stored times: ns after the call."""
     import pyarrow.compute as pc
 
     subtract: Callable[..., Any] = pc.subtract_checked

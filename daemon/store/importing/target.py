@@ -19,7 +19,7 @@ __all__ = ("Target", "acting_as", "append_losses", "check_space", "open_target")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The state directory of ``node``, into which rows are imported; ``tables`` are those that it knows."""
+    """The state directory of ``node``, into which rows are imported; ``tables``: the tables that it may have."""
 
     root: Path
     node: str
@@ -64,7 +64,7 @@ def append_losses(store: Store, node: str, now_ns: int) -> None:
 
 
 def check_space(target: Target, store: Store, need: int) -> None:
-    """Raises StoreFull when ``need`` more bytes are beyond the limit of the store."""
+    """Raises StoreFull when ``need`` more bytes would exceed the limit of the store."""
     used, limit = int(store.status()["bytes"]), target.limits.max_bytes
     if used + need > limit:
         hint = "raise store.max_bytes, or import less: the oldest rows would go as the new ones come"

@@ -21,7 +21,7 @@ from probing.daemon.store.log.records import Record, scan, unpack_header
 
 __all__ = ("LogCache",)
 
-# Decoded rows, for all parts together: about one log part of the usual size.
+# Bytes of decoded rows, for all parts together: about one log part of the usual size.
 MAX_BYTES = 24 << 20
 # More pieces of a table than this are joined; each piece costs DuckDB a batch.
 MAX_PIECES = 16
@@ -36,7 +36,7 @@ class LogCache:
 
     @property
     def kept_bytes(self) -> int:
-        """Size of the cached rows in bytes."""
+        """The size of the cached rows in bytes."""
         return sum(part.size for part in self._parts.values())
 
     def read(self, path: str, length: int, tables: Collection[str], known: Mapping[str, Table] = TABLES) -> LogRows:
@@ -73,7 +73,7 @@ class _Part:
     def read(self, length: int, tables: Iterable[str], known: Mapping[str, Table]) -> LogRows:
         streams = {name: self._streams.setdefault(name, _TableRows()) for name in tables}
         problems: list[str] = []
-        # Tables that were last read to the same offset are brought up to ``length`` together.
+        # Tables that were last read to the same offset are decoded up to ``length`` together.
         for end in sorted({stream.end for stream in streams.values()}):
             problems = self._advance({n: s for n, s in streams.items() if s.end == end}, end, length) or problems
         return log_rows(
@@ -118,7 +118,7 @@ class _TableRows:
         return self._decoder.problem
 
     def rows(self) -> pa.Table | None:
-        """None when the part has no chunk of the table."""
+        """Returns the decoded rows; None when the part has no chunk of the table."""
         if self._pieces:
             return pa.concat_tables(self._pieces)
         return pa.table({}) if self._begun else None

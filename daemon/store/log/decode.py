@@ -36,7 +36,7 @@ _OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 class LogRows(NamedTuple):
-    """Rows by table in the tables' physical schemas; ``problems`` names what could not be decoded, one line each."""
+    """Rows by table in the tables' physical schemas; ``problems``: a line for each part that could not be decoded."""
 
     tables: dict[str, pa.Table]
     problems: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class StreamDecoder:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """None until the first chunk was decoded."""
+        """The schema of the stream; None until the first chunk was decoded."""
         return None if self._reader is None else self._reader.schema
 
     def decode(self, chunks: Iterable[bytes | memoryview]) -> list[pa.RecordBatch]:
@@ -66,11 +66,11 @@ class StreamDecoder:
             while self._feed.has_more and not self.problem:
                 if self._reader is None:
                     reader = pa.ipc.open_stream(pa.PythonFile(self._feed, mode="r"), options=_OPTIONS)
-                    # Arrow does not check that names are text, and fails where they are first read.
+                    # Arrow does not check that names are text, and fails when they are first read.
                     _ = reader.schema.names
                     self._reader = reader
                 batch = self._reader.read_next_batch()
-                # In full: an index beyond its dictionary would read from elsewhere in memory.
+                # The check is full: an index beyond its dictionary would read from elsewhere in memory.
                 batch.validate(full=True)
                 batches.append(batch)
         except StopIteration:
@@ -130,7 +130,7 @@ def read_exactly(path: str | Path, length: int, offset: int = 0) -> bytes:
 def decode_part(
     data: bytes | memoryview, tables: Collection[str] | None = None, known: Mapping[str, Table] = TABLES
 ) -> LogRows:
-    """Like ``read_part``, for a part in memory."""
+    """Returns the same as ``read_part``, for a part in memory."""
     _, start = unpack_header(data)
     records = list(scan(data, start))
     end = records[-1].end if records else start
@@ -141,7 +141,7 @@ def decode_part(
 
 
 def bad_from(offset: int) -> str:
-    """The problem of a part whose bytes from ``offset`` on are no records."""
+    """Returns the problem of a part whose bytes from ``offset`` on are no records."""
     return f"the log part is bad from byte {offset} on"
 
 
@@ -154,7 +154,7 @@ def decode_records(
 
 
 def decode_stream(chunks: Sequence[bytes | memoryview]) -> tuple[pa.Table, str]:
-    """Returns the rows of a whole stream, and why it breaks off ("" when it does not)."""
+    """Returns the rows of a whole stream, and the reason why the stream breaks off ("" when it does not)."""
     decoder = StreamDecoder()
     batches = decoder.decode(chunks)
     schema = decoder.schema

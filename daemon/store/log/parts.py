@@ -1,4 +1,4 @@
-"""Log parts: files of the write-ahead log. Appends records to the newest one, and scans those that a start finds."""
+"""Log parts: files of the write-ahead log. Appends records to the newest part, and scans parts that a start finds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ("TORN", "WAL_DIR", "Part", "PartWriter", "ScannedPart", "part_number"
 
 WAL_DIR = "wal"
 TORN = "the last record was not written to its end"
-# Up to MAX_PART: behind a larger number, which no store reaches, there might be no name for the next part.
+# Numbers up to MAX_PART: behind a larger number, which no store reaches, there might be no name for the next part.
 _NAME = re.compile(r"(0\d{11})\.wal", re.ASCII)
 
 
@@ -78,7 +78,7 @@ class PartWriter:
         return self.part.next_sequence > self._header.first_sequence
 
     def takes(self, names: Iterable[str]) -> bool:
-        """Returns whether the schemas of these tables are still those of the part's streams."""
+        """Returns whether the tables ``names`` still have the schemas of the part's streams."""
         return not self._streams.outdated(names)
 
     def append(
@@ -94,7 +94,7 @@ class PartWriter:
         try:
             write_all(self._files, self.fd, record)
         except OSError:
-            # If the whole record stays behind it is void: the next part starts with its sequence number.
+            # A whole record that stays in the file is void: the next part starts with its sequence number.
             with contextlib.suppress(OSError):
                 self._files.truncate(self.fd, part.length)
             raise

@@ -41,7 +41,7 @@ __all__ = (
 PART_MAGIC = b"PRBNGLOG"
 MAX_HEADER = 1 << 20
 MAX_RECORD = 1 << 28
-# Small drains are mostly Arrow metadata, and that mostly zeros. Compressing large ones costs more than it gains.
+# Small drains are mostly Arrow metadata, which is mostly zeros. Compressing large drains costs more than it gains.
 COMPRESS_BELOW = 1 << 16
 
 _HEADER = struct.Struct("<8sIII")  # magic, format version, length of the JSON, CRC32 of all of this
@@ -66,7 +66,7 @@ class PartHeader:
 
 
 class Chunk(NamedTuple):
-    """A piece of the Arrow IPC stream of one table. All its chunks in a part, joined in order, are the stream."""
+    """A piece of the Arrow IPC stream of one table. All chunks of the table in a part, in order, are the stream."""
 
     table: str
     data: bytes | memoryview
@@ -74,7 +74,7 @@ class Chunk(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One drain. ``end`` is the offset behind it in the part, ``clock`` one instant on all three clocks."""
+    """The rows of one drain. ``end``: offset behind the record in the part; ``clock``: one instant on three clocks."""
 
     sequence: int
     boot_id: str
@@ -133,7 +133,7 @@ def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
 
 
 class ShortHeader(FormatError):
-    """The part ends within its header: its writer died before the first record, so none is missing."""
+    """The part ends within its header: its writer died before the first record, so no record is missing."""
 
 
 def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positions, chunks: Sequence[Chunk]) -> bytes:
@@ -159,7 +159,7 @@ def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positi
 
 
 def scan(data: bytes | memoryview, start: int) -> Iterator[Record]:
-    """Yields the records from offset ``start`` of the first one, up to the first bad one or the end of ``data``.
+    """Yields the records from offset ``start``, where one begins, to the first bad record or the end of ``data``.
 
     The good bytes end at the last record's ``end``.
     """

@@ -20,7 +20,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True, use_threads=False
 class StreamWriters:
     """The Arrow streams of one log part, one for each table.
 
-    They are ahead of the part once a record could not be written, so the part is closed then and they end with it.
+    The streams are ahead of the part once a record could not be written, so the part and its streams end then.
     """
 
     def __init__(self, tables: Mapping[str, Table] = TABLES) -> None:
@@ -35,7 +35,7 @@ class StreamWriters:
         ready = {name: [b for b in group if b.num_rows] for name, group in batches.items()}
         schemas = {name: self._schema(name) for name, group in ready.items() if group}
         fitted = {name: [_fit(name, batch, schema) for batch in ready[name]] for name, schema in schemas.items()}
-        # Nothing above touches a stream, so a batch that does not fit leaves them as they were.
+        # The checks above touch no stream, so a batch that does not fit leaves the streams as they were.
         chunks = []
         for name, group in fitted.items():
             stream = self._streams.get(name) or self._streams.setdefault(name, _Stream(schemas[name]))
@@ -88,7 +88,7 @@ class _Names:
         return pa.DictionaryArray.from_arrays(indices, self._values, safe=False)
 
     def _moved(self, dictionary: pa.Array[Any]) -> pa.Array[Any] | None:
-        # None: the codes need no change. Sources keep a dictionary from drain to drain, so the last one is remembered.
+        # None: the codes need no change. Sources keep a dictionary from drain to drain, so the last is remembered.
         if self._seen is not None and self._seen[0].equals(dictionary):
             return self._seen[1]
         names = dictionary.to_pylist()
@@ -115,7 +115,7 @@ def _fit(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns ``table`` in ``schema``: columns that it lacks are NULL, columns that ``schema`` lacks are left out.
+    """Returns ``table`` in ``schema``: columns that ``table`` lacks are NULL, columns that ``schema`` lacks left out.
 
     Raises pa.ArrowException when a column cannot be cast.
     """

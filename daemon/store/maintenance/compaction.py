@@ -34,9 +34,9 @@ __all__ = (
 # A merged segment has at least this many times the bytes and rows of its largest source, so that the rewrites of a row
 # are the logarithm of the segment's size. Rows count too, as the smallest files are mostly footer.
 _GROWTH = 10
-# About twenty seconds of work.
+# Rows of a merged segment, at most: about twenty seconds of work.
 _MAX_ROWS = 1 << 25
-# Sources of one merge; the next one takes more.
+# Sources of one merge, at most; the next merge takes more.
 _MAX_SOURCES = 64
 # The growth for a day that is over, whose last small segments are merged as well.
 _COLD_GROWTH = 2
@@ -84,7 +84,7 @@ def _most_ns(limits: StoreLimits, own: TableLimits) -> int:
 def _stretches(
     segments: Iterable[Segment], most: int, first_part: int | None, unfit: Collection[str]
 ) -> Iterator[list[Segment]]:
-    """Yields runs of neighbours between segments that stay as they are, mostly because they are full."""
+    """Yields runs of neighbours. Between runs are segments that stay as they are, mostly because they are full."""
     stretch: list[Segment] = []
     for segment in sorted(segments, key=lambda s: s.parts):
         in_log = first_part is not None and segment.parts[1] >= first_part
@@ -98,7 +98,7 @@ def _stretches(
 
 
 def _run(stretch: Sequence[Segment], most: int, span_ns: int, growth: int) -> list[Segment]:
-    """Returns the longest run from the first segment on that is worth a merge; empty when there is none."""
+    """Returns the longest run from the first segment on that is worth a merge; empty when no run is."""
     best = size = rows = largest = longest = 0
     since, until = stretch[0].ts_min, stretch[0].ts_max
     for count, segment in enumerate(stretch, 1):
@@ -126,7 +126,7 @@ class _Merge:
     """Merges ``sources``, segments of one table and date that are consecutive in ``parts``.
 
     Each row group holds the rows of consecutive log parts in the table's order, so its statistics stay as narrow in
-    time as those of the sources. After an error only ``abort`` may be called.
+    time as the statistics of the sources. After an error only ``abort`` may be called.
     """
 
     def __init__(self, context: StoreContext, sources: Sequence[Segment]) -> None:
@@ -143,9 +143,9 @@ class _Merge:
         return self.sources[0].parts[0], self.sources[-1].parts[1]
 
     def step(self) -> Segment | None:
-        """Merges one more row group. Returns the new segment, renamed and synced, after the last one.
+        """Merges one more row group. Returns the new segment, renamed and synced, after the last row group, else None.
 
-        Raises FormatError when a source is damaged or they do not fit together, OSError, WorkerFailed.
+        Raises FormatError when a source is damaged or the sources do not fit together, OSError, WorkerFailed.
         """
         task = self._task = self._task or self._begin()
         try:
@@ -213,9 +213,9 @@ class _Merge:
         )
 
 
-# The time for one turn.
+# Time for one turn.
 _TURN_NS = 500_000_000
-# The pause after a merge that failed.
+# Pause after a merge that failed.
 _REST_NS = 60 * 1_000_000_000
 # Segments whose merge fails the worker this often in a row are checked, and stay as they are if they are good.
 _MAX_FAILURES = 3
@@ -233,13 +233,13 @@ class Compactor:
         self._merge: _Merge | None = None
         # Paths of good segments that do not fit together.
         self._unfit: set[str] = set()
-        # Until then no merge is tried, monotonic.
+        # Time until which no merge is tried, monotonic.
         self._rest_until_ns = 0
         # Merges in a row that ended or blocked the worker.
         self._failures = 0
 
     def turn(self) -> int:
-        """Merges for half a second; returns how many merges were finished.
+        """Merges for half a second; returns the number of finished merges.
 
         A merge that fails is in the state's ``problems`` and is tried again later; no row depends on it.
         """
@@ -297,7 +297,7 @@ class Compactor:
         self._state.merging_bytes = merge.written
         if merged is None:
             return 0
-        # Else a removed log part could come back with a power cut, and its rows would look unsealed.
+        # Without the sync a removed log part could come back with a power cut, and its rows would look unsealed.
         self._context.files.fsync_dir(self._context.root / WAL_DIR)
         self._merge = None
         self._failures = 0

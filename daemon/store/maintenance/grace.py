@@ -1,7 +1,7 @@
 """The time for which rows outlive a new, stricter limit, so that a wrong limit can be taken back.
 
-It counts while the store is open, by the clock that runs since the boot, so no jump of the wall clock ends it. What
-waits lies in ``limits.json``, and goes on waiting after a restart.
+The time counts while the store is open, by the clock that runs since the boot, so no jump of the wall clock ends it.
+Waiting limits lie in ``limits.json``, and go on waiting after a restart.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ("LIMITS_FILE", "Deletion", "Grace")
 
 LIMITS_FILE = "limits"
 _MAX_FILE = 1 << 20
-# How often the time that is left is written, s: a restart costs at most so much of it.
+# Interval at which the time left is written, s: a restart delays a limit by at most this time.
 _WRITE_S = 60.0
-# When it is written again after it could not be, s.
+# Interval of the tries to write the time left after a try that failed, s.
 _RETRY_S = 1.0
 _BYTES, _FREE, _AGE = "store.max_bytes", "store.keep_free_bytes", "store.max_age_days"
 _TABLE_BYTES, _TABLE_AGE = "store.table_max_bytes", "store.table_max_age_days"
-# Bounds by setting, and for tables SETTING:TABLE. The larger one keeps more; a bound that is missing keeps all.
+# Bounds by setting, and for tables SETTING:TABLE. A larger bound keeps more; a missing bound keeps all.
 _Bounds = dict[str, float]
 
 
 class Deletion(NamedTuple):
-    """What a limit deletes, and after how many seconds. ``size`` in bytes."""
+    """The rows that a limit deletes, and the seconds until then. ``size`` in bytes."""
 
     segments: int = 0
     rows: int = 0
@@ -42,7 +42,7 @@ class Deletion(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """The bound that holds for ``left_s`` seconds more, in place of a stricter one."""
+    """The bound ``kept``, which holds for ``left_s`` seconds more in place of a stricter bound."""
 
     kept: float
     left_s: float
@@ -62,7 +62,7 @@ class Grace:
         self.problem = ""
 
     def in_force(self, wanted: StoreLimits, boot_ns: int) -> StoreLimits:
-        """Returns the limits by which rows go now: ``wanted``, and where these are new and stricter the ones before.
+        """Returns the limits by which rows go now: ``wanted``, but the earlier limits where those are new and stricter.
 
         ``boot_ns`` is CLOCK_BOOTTIME. The limits at the first call count as old, unless the file names others.
         """
@@ -86,7 +86,7 @@ class Grace:
         return self.without((), wanted)
 
     def without(self, keys: Collection[str], wanted: StoreLimits) -> StoreLimits:
-        """Returns the limits as they are in force, but with those of the settings ``keys`` as they are wanted."""
+        """Returns the limits in force, but the wanted limits for the settings ``keys``."""
         kept = {name: w.kept for name, w in self._waiting.items() if name.partition(":")[0] not in keys}
         return _with_bounds(wanted, {**_bounds(wanted), **kept})
 
@@ -107,7 +107,7 @@ class Grace:
             waiting = self._waiting.pop(name, None)
             kept = waiting.kept if waiting else old
             if new < kept:
-                # A limit that is no stricter than the one that waits already waits no longer.
+                # A limit that is no stricter than the limit wanted before keeps the wait that has begun.
                 self._waiting[name] = waiting if waiting and new >= old else _Waiting(kept, grace_s)
         return True
 

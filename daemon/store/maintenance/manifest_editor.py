@@ -38,7 +38,7 @@ class ManifestEditor:
         self._gone: set[str] = set()
 
     def commit(self, edit: Edit) -> None:
-        """Writes ``edit``, with what earlier failures left to drop, and removes leftover files. Raises OSError."""
+        """Writes ``edit`` with the drops that earlier failures left, and removes leftover files. Raises OSError."""
         with self.lock:
             self._manifest.commit(edit._replace(drop=(*edit.drop, *self._gone)))
             self._gone.clear()
@@ -76,7 +76,7 @@ class ManifestEditor:
     def replace(self, sources: Sequence[Segment], merged: Segment) -> bool:
         """Puts ``merged`` in place of ``sources`` in one edit. Returns False when a source is gone meanwhile.
 
-        ``merged`` is removed then, and also after an OSError, once it is sure that the manifest does not name it.
+        Then, and also after an OSError, ``merged`` is removed once it is sure that the manifest does not name it.
         """
         with self.lock:
             self._leftovers.add(self._root / merged.path)

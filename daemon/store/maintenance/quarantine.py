@@ -1,5 +1,5 @@
-"""Checks sealed segments, and sets damaged ones aside: their readable row groups become a segment, each other one a
-loss.
+"""Checks sealed segments, and sets damaged segments aside: their readable row groups become a segment, each other row
+group a loss.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = (
 
 @dataclass(slots=True)
 class _Salvaged:
-    """``segment`` has the rows that ``losses`` do not count, None when there are none; ``written``: its file."""
+    """``segment`` has the rows that ``losses`` do not count, None if there are no such rows; ``written``: its file."""
 
     segment: Segment | None = None
     losses: list[Loss] = field(default_factory=list)
@@ -39,9 +39,9 @@ class _Salvaged:
 
 
 def salvage(context: StoreContext, damaged: Segment, problem: str) -> _Salvaged:
-    """Salvages what can be read of ``damaged``, which has this ``problem``. Rows that cannot be read are losses.
+    """Salvages the readable rows of ``damaged``, which has this ``problem``. Rows that cannot be read are losses.
 
-    Raises OSError and WorkerFailed when the segment is not the cause, so that it is worth another try.
+    Raises OSError and WorkerFailed when the segment is not the cause, so that another try may succeed.
     """
     salvaged = _Salvaged()
     try:
@@ -121,12 +121,12 @@ class Quarantine:
         self._scrub_bytes = 0
 
     def check_all(self) -> list[str]:
-        """Checks all segments and sets bad ones aside; returns "PATH: PROBLEM" of each bad one."""
+        """Checks all segments and sets bad segments aside; returns "PATH: PROBLEM" of each bad segment."""
         paths = [s.path for s in self._state.segments]
         return [f"{path}: {problem}" for path in paths if (problem := self.check(path, ""))]
 
     def scrub(self) -> None:
-        """Checks the next segment, when one is due."""
+        """Checks the next segment, when a check is due."""
         with self._editor.lock:
             now = self._context.clock.pair().mono_ns
             if not self._unchecked and now - self._scrubbed_ns > _SCRUB_INTERVAL_NS:
@@ -159,7 +159,7 @@ class Quarantine:
         self._state.problems.pop("salvage", None)
         with self._editor.lock:
             self._editor.add_leftovers(salvaged.written)
-            # Meanwhile it may have been dropped, or merged with others.
+            # The segment may have been dropped meanwhile, or merged with others.
             if self._state.segment(path) is not segment:
                 self._editor.try_commit()
                 return ""

@@ -33,7 +33,7 @@ _MAX_GROUP_PARTS = 64
 
 @dataclass(slots=True)
 class _Sealed:
-    """Result of sealing; ``written`` has the files that may exist, also after an error."""
+    """The result of sealing; ``written``: the files that may exist, also after an error."""
 
     segments: list[Segment] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Sealed:
 
 
 def _group_parts(parts: Sequence[Part]) -> list[list[Part]]:
-    """Groups neighbours that are sealed together: small parts, which restarts leave, become one segment."""
+    """Returns groups of neighbours to seal together: small parts, which restarts leave, become one segment."""
     groups: list[list[Part]] = []
     size = 0
     for part in parts:
@@ -87,7 +87,7 @@ def _seal_parts(context: StoreContext, parts: Sequence[Part], now_ns: int, seale
 
 
 class _Writing:
-    """Carries out the steps of a sealing task: only segments of the tables and parts that the task was given."""
+    """Carries out the steps of a sealing task. Refuses segments of tables or parts that the task was not given."""
 
     def __init__(self, context: StoreContext, parts: Sequence[Part], now_ns: int, sealed: _Sealed) -> None:
         self._context = context
@@ -95,7 +95,7 @@ class _Writing:
         self._now_ns = now_ns
         self._sealed = sealed
         self._numbers = (parts[0].number, parts[-1].number)
-        # Rows by table that were decoded and are in no segment yet.
+        # Number of rows by table that were decoded and are in no segment yet.
         self._left: dict[str, int] = {}
         self._file: SegmentFile | None = None
         self._table = ""
@@ -173,7 +173,7 @@ class Sealer:
         return self._waiting_bytes() >= _BEHIND_PARTS * self._space.limits.part_bytes
 
     def seal(self, now: bool) -> int:
-        """Seals the closed parts, with ``now`` also when they are few; returns how many. Raises StoreError."""
+        """Seals the closed parts, with ``now`` also a few; returns the number of sealed parts. Raises StoreError."""
         with self._sealing:
             parts = self._state.closed_parts
             enough = self._waiting_bytes() >= self._space.limits.part_bytes or len(parts) >= _MAX_CLOSED_PARTS
@@ -199,7 +199,7 @@ class Sealer:
             # Without the editor's lock, which appending may wait for: this can take long.
             _seal_parts(self._context, group, self._context.clock.pair().real_ns, sealed)
         except (pa.ArrowException, FormatError) as e:
-            # One part that cannot be sealed must not keep all later ones in the log.
+            # A part that cannot be sealed must not keep all later parts in the log.
             if len(group) == 1:
                 self._give_up(group[0], str(e))
                 return

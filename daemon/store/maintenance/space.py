@@ -23,10 +23,10 @@ __all__ = (
     "to_drop",
 )
 
-# The wall clock may run ahead of the kernel's by this much. A longer jump is not believed for this time.
+# The wall clock may run ahead of the kernel's clock by _JUMP_NS. A longer jump is not believed for _DOUBT_NS.
 _JUMP_NS = 300 * 1_000_000_000
 _DOUBT_NS = 24 * 3_600 * 1_000_000_000
-# From one stored segment to the next; a segment spans some hours at most.
+# Longest time from one stored segment to the next that is no jump; a segment spans some hours at most.
 _GAP_NS = 24 * 3_600 * 1_000_000_000
 
 
@@ -56,9 +56,9 @@ class _AgeClock:
 
 
 def _steady_time(segments: Iterable[Segment]) -> int:
-    """Returns when the last of ``segments`` was written, UTC ns, without jumps ahead that did not last.
+    """Returns the time when the last of ``segments`` was written, UTC ns, without jumps ahead that did not last.
 
-    0 when there are none.
+    0 when there are no segments.
     """
     steady = before = 0
     lasted: int | None = None
@@ -85,9 +85,9 @@ def to_drop(
 ) -> list[Segment]:
     """Returns the segments to drop, oldest first.
 
-    ``now_ns`` is UTC; a segment with later times has wrong ones, and is as old as the log parts before it.
-    ``other_bytes`` is what the store uses besides segments, ``free_bytes`` the free space of the file system with the
-    dropped files that snapshots still hold, ``need`` what must fit in addition.
+    ``now_ns`` is UTC; a segment with later times has wrong times, and is as old as the log parts before it.
+    ``other_bytes``: bytes that the store uses besides segments; ``free_bytes``: free space of the file system with the
+    dropped files that snapshots still hold; ``need``: bytes that must fit in addition.
     """
     left = sorted(_by_part(segments, now_ns), key=lambda found: (found[0], found[1].parts, found[1].path))
     dropped: list[Segment] = []
@@ -113,10 +113,10 @@ def to_drop(
 
 
 def _by_part(segments: Iterable[Segment], now_ns: int) -> Iterator[tuple[int, Segment]]:
-    """Yields when each segment was written, UTC ns: its last ``ts``, unless that is in the future."""
+    """Yields the time when each segment was written, UTC ns (its last ``ts`` unless in the future), and the segment."""
     in_order = sorted(segments, key=lambda s: s.parts)
     right = [s.ts_max <= now_ns + _AHEAD_NS for s in in_order]
-    # Segments before the first one with right times were written before it.
+    # Segments before the first segment with right times were written before that segment.
     newest = next((s.ts_max for s, known in zip(in_order, right, strict=True) if known), now_ns)
     for segment, known in zip(in_order, right, strict=True):
         if known:
@@ -143,23 +143,23 @@ class Space:
 
     @property
     def limits(self) -> StoreLimits:
-        """The limits in force on this file system: stricter ones that were set hold after their grace."""
+        """The limits in force on this file system: stricter limits that were set hold after their grace."""
         return self._limits
 
     def set_limits(self, limits: StoreLimits) -> None:
-        """Sets the limits from the next ``retain`` on; stricter ones delete nothing for ``limits.grace_s``."""
+        """Sets the limits from the next ``retain`` on; stricter limits delete nothing for ``limits.grace_s``."""
         with self._editor.lock:
             self._configured = limits
             self._follow()
 
     def deletion(self, limits: StoreLimits) -> Deletion:
-        """Returns what ``limits`` would delete now that the limits which are set do not. Raises OSError."""
+        """Returns the rows that ``limits`` would delete now and the configured limits would not. Raises OSError."""
         with self._editor.lock:
             set_now = self._doomed(self._on_disk(self._configured))
             return _deletion(self._doomed(self._on_disk(limits)), set_now, limits.grace_s)
 
     def waiting(self) -> dict[str, Deletion]:
-        """Returns what stricter limits will delete, by their setting, as of now. Raises OSError."""
+        """Returns the rows that stricter limits will delete, by their setting, as of now. Raises OSError."""
         with self._editor.lock:
             wanted = self._on_disk(self._configured)
             kept = self._doomed(self._limits)
@@ -169,11 +169,11 @@ class Space:
             }
 
     def retain(self) -> None:
-        """Drops segments that are too old or too much, and checks for space to append. Raises StoreError."""
+        """Drops segments beyond the limits of age and space, and checks for space to append. Raises StoreError."""
         state = self._state
         with self._editor.lock:
             try:
-                # Files that only snapshots hold count as free: else each turn would drop as much again.
+                # Files that only snapshots hold count as free: else each turn would drop as many bytes again.
                 free = self._free()[0] + state.held_bytes
                 self._follow()
                 now = self._age.now(self._context.clock.pair())
@@ -195,7 +195,7 @@ class Space:
             raise store_error(e, self._context.root) from e
 
     def excess(self) -> str:
-        """Returns the limit that forbids to append, in words; empty when none does. Raises OSError."""
+        """Returns the limit that forbids to append, in words; empty when no limit does. Raises OSError."""
         used, (free, _) = self._used(), self._free()
         if used > self._limits.max_bytes:
             return f"{used} bytes are used, max_bytes is {self._limits.max_bytes}"
@@ -204,13 +204,13 @@ class Space:
         return ""
 
     def room(self) -> int:
-        """Returns the bytes that a merge may take without nearing a limit; negative when none. Raises OSError."""
+        """Returns the bytes that a merge may take without nearing a limit; may be negative. Raises OSError."""
         limits = self._limits
         room = limits.max_bytes - self._used() - self._state.held_bytes
         return min(room, self._free()[0] - limits.keep_free_bytes - limits.part_bytes)
 
     def drop_oldest(self, need: int) -> bool:
-        """Drops the oldest ``need`` bytes. Returns False when there is nothing to drop.
+        """Drops the oldest segments, of ``need`` bytes. Returns False when there is no segment to drop.
 
         For a write that failed for lack of space: a quota or reserved blocks do not show in the free space.
         """

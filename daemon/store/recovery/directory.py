@@ -1,4 +1,4 @@
-"""What recovery works on, and what it returns."""
+"""The state directory that recovery works on, and the result of recovery."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Directory(NamedTuple):
 class Recovered:
     """``parts`` are not sealed yet, oldest first. ``torn`` counts last records that were cut short: they were never
     acknowledged, so they are no losses. ``foreign`` names files that are not ours, which are left alone. ``degraded``:
-    why the manifest cannot be written; empty when it can."""
+    the reason why the manifest cannot be written, or empty."""
 
     manifest: Manifest
     parts: list[Part] = field(default_factory=list)

@@ -50,7 +50,7 @@ def _scan_log(directory: Directory, numbers: Sequence[int], found: Recovered) ->
                 directory.aside.move(path)
             continue
         while part.voided > 1:
-            # After a failure one record may be written again, never more: one of these parts is of another log.
+            # After a failure one record may be written again, never two: one of the two parts is of another log.
             stranger = scanned.pop(0) if part.header.node == directory.node else part
             _send_away(directory, stranger, found)
             if stranger is part:
@@ -65,7 +65,7 @@ def _scan_log(directory: Directory, numbers: Sequence[int], found: Recovered) ->
 
 
 def _take_parts(found: Recovered, damaged: bool, scanned: Sequence[ScannedPart]) -> None:
-    """Puts ``scanned`` into ``found``, with the positions behind them, and records missing before each as losses.
+    """Adds ``scanned`` to ``found``, with the positions behind the parts, and records missing before a part as losses.
 
     ``damaged``: the manifest cannot say which record comes first.
     """
@@ -97,7 +97,7 @@ def _send_away(directory: Directory, part: ScannedPart, found: Recovered) -> Non
 
 def _cut_tail(directory: Directory, part: ScannedPart, found: Recovered) -> None:
     path, length = part.part.path, part.part.length
-    # The copy first: after a crash in between the next start finds the same bad tail.
+    # The copy is made first: after a crash in between the next start finds the same bad tail.
     with contextlib.suppress(OSError):
         if part.problem:
             directory.aside.copy(path, directory.files.read(path, offset=length))
@@ -112,7 +112,7 @@ def _cut_tail(directory: Directory, part: ScannedPart, found: Recovered) -> None
 
 
 def _same_boot(directory: Directory, found: Recovered) -> bool:
-    # In another boot the power may have gone, and with it records that were acknowledged and not synced.
+    # Since another boot the power may have gone, and with it records that were acknowledged and not synced.
     return found.manifest.state.boot_id in ("", directory.clock.boot_id)
 
 
@@ -175,7 +175,7 @@ def _sealed_to(segment: Segment, parts: Collection[int]) -> int:
 
 
 def _superseded(segments: Iterable[Segment], there: Iterable[Segment]) -> Iterator[tuple[str, str]]:
-    """Yields the path of each segment that was merged into another one, and the path of that one."""
+    """Yields the path of each segment that was merged into another segment, and the path of the other segment."""
     folders: dict[str, list[Segment]] = {}
     for segment in there:
         folders.setdefault(segment.path.rsplit("/", 1)[0], []).append(segment)

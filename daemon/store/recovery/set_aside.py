@@ -25,17 +25,17 @@ class SetAside:
         self._most_bytes: int | None = None
 
     def limit(self, most_bytes: int) -> None:
-        """Keeps at most ``most_bytes`` from now on. Raises OSError."""
+        """Keeps files of at most ``most_bytes`` together from now on. Raises OSError."""
         self._most_bytes = most_bytes
         self._prune()
 
     def move(self, path: Path) -> None:
-        """Moves the file ``path``. Raises OSError."""
+        """Moves the file ``path`` to ``corrupt/``. Raises OSError."""
         self._files.rename(path, self._target(path))
         self._prune()
 
     def copy(self, path: Path, data: bytes) -> None:
-        """Keeps ``data``, bytes of the file ``path``. Raises OSError."""
+        """Writes ``data``, bytes of the file ``path``, to ``corrupt/``. Raises OSError."""
         fd = self._files.create(self._target(path))
         try:
             write_all(self._files, fd, data)
@@ -45,7 +45,7 @@ class SetAside:
 
     @property
     def bytes(self) -> int:
-        """Size of all that is set aside."""
+        """The size of all files that are set aside."""
         return sum(self._size(name) for name in self._files.listdir(self._root / CORRUPT_DIR))
 
     def _target(self, path: Path) -> Path:
@@ -59,7 +59,7 @@ class SetAside:
         for kept, name in enumerate(reversed(self._files.listdir(self._root / CORRUPT_DIR)), 1):
             size += self._size(name)
             if kept > _MAX_CORRUPT or (self._most_bytes is not None and size > self._most_bytes):
-                # A folder stays, and the others are pruned all the same.
+                # A folder cannot be unlinked and stays; the files are pruned all the same.
                 with contextlib.suppress(OSError):
                     self._files.unlink(self._root / CORRUPT_DIR / name)
 

@@ -1,4 +1,4 @@
-"""What the rows of a segment have in common: their date, times and jobs."""
+"""Finds the date, the times and the jobs of rows for a segment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def split_by_date(rows: pa.Table, sort_by: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def times_of(rows: pa.Table) -> np.ndarray[Any, Any]:
-    """Returns ``ts`` in UTC ns; zeros where there is none."""
+    """Returns the values of ``ts`` in UTC ns; zeros for rows without the column."""
     if "ts" not in rows.column_names or not pa.types.is_timestamp(rows.schema.field("ts").type):
         return np.zeros(rows.num_rows, np.int64)
     return np.array(column_numbers(rows.column("ts").cast(pa.timestamp("ns"))), np.int64)
@@ -47,7 +47,7 @@ def jobs_of(rows: pa.Table) -> tuple[str, ...] | None:
     column = rows.column("job").unique()
     if column.null_count or len(column) > _MAX_JOBS:
         return None
-    # A user's table can have numbers there, and the name of a job can be of any length.
+    # The column ``job`` of a user's table can have numbers, and the name of a job can be of any length.
     jobs = sorted(job for job in column.to_pylist() if isinstance(job, str))
     return tuple(jobs) if len(jobs) == len(column) and sum(map(len, jobs)) <= _MAX_JOBS_LENGTH else None
 

@@ -17,9 +17,9 @@ __all__ = ("GROUPS", "META", "ROW_GROUP", "SegmentEncoder", "column_numbers", "s
 META = "probingd.segment"
 GROUPS = "probingd.groups"
 ROW_GROUP = 1 << 17
-# Columns whose statistics prune. Those of all others would be most of a small file's footer.
+# Columns whose statistics prune. The statistics of all other columns would be most of a small file's footer.
 _NARROWED_BY = frozenset(("ts", "job", "pid", "rank", "comm", "seq", "step", "stack_id"))
-# Encodings are tried on rows from several places: rows are sorted, and one place may have rows of one process only.
+# Places whose rows the encodings are tried on: rows are sorted, and one place may have rows of one process only.
 _TRIED_PLACES = 4
 _TRIED_ROWS = 4096
 _TRIED_BYTES = 1 << 19
@@ -37,7 +37,7 @@ _RIVALS: Mapping[str, tuple[str, ...]] = {
 
 
 def sort_rows(rows: pa.Table, sort_by: Sequence[str]) -> pa.Table:
-    """Returns ``rows`` in the order of these columns, as far as there are such; a stable sort."""
+    """Returns ``rows`` in the order of the columns ``sort_by``, as far as ``rows`` has them; a stable sort."""
     keys = [_sort_key(rows.column(name)) for name in reversed(sort_by) if name in rows.column_names]
     order: np.ndarray[Any, Any] = np.lexsort(keys) if keys else np.arange(rows.num_rows)
     return rows.take(pa.array(order, pa.int64()))
@@ -46,7 +46,7 @@ def sort_rows(rows: pa.Table, sort_by: Sequence[str]) -> pa.Table:
 class SegmentEncoder:
     """Encodes a segment of ``table``, one row group at a time. The first rows decide the encoding of the columns.
 
-    ``size`` and ``crc`` (CRC32) are those of all bytes returned so far.
+    ``size`` and ``crc`` (CRC32) are of all bytes returned so far.
     """
 
     def __init__(self, table: str) -> None:

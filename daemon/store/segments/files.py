@@ -1,4 +1,4 @@
-"""Files of segments: TABLE/date=DATE/FIRST-LAST.parquet, with the numbers of the first and last log part in it.
+"""Files of segments: TABLE/date=DATE/FIRST-LAST.parquet, FIRST and LAST the numbers of the log parts of its rows.
 
 A file is complete and synced, or not there.
 """
@@ -27,14 +27,14 @@ _MAX_SALVAGES = 99
 
 
 def segment_path(table: str, date: str, parts: tuple[int, int]) -> str:
-    """Returns the path relative to the state directory."""
+    """Returns the path of a segment relative to the state directory."""
     return f"{table}/date={date}/{parts[0]:012d}-{parts[1]:012d}.parquet"
 
 
 def salvaged_path(path: str) -> str:
     """Returns the path for the good rows of the segment ``path``: with ``-s1`` behind its parts, then ``-s2``.
 
-    Raises FormatError after 99 times.
+    Raises FormatError after ``-s99``.
     """
     stem, _, times = path.removesuffix(".parquet").partition("-s")
     if int(times or 0) >= _MAX_SALVAGES:
@@ -49,7 +49,7 @@ def segment_parts(name: str) -> tuple[int, int] | None:
 
 
 def is_date_dir(name: str) -> bool:
-    """Returns whether ``name`` is that of a folder with the segments of one date."""
+    """Returns whether a folder of this name has the segments of one date."""
     return _DATE_DIR.fullmatch(name) is not None
 
 
@@ -79,8 +79,8 @@ class SegmentFile:
     def finish(self, size: int, crc: int, written: set[Path]) -> None:
         """Syncs the file, reads it back, renames it, and syncs the folders.
 
-        Adds it to ``written`` before it can exist under its name. Raises FormatError when the bytes read back differ
-        from ``size`` or ``crc``.
+        Adds the file to ``written`` before the file can exist under its name. Raises FormatError when the bytes read
+        back differ from ``size`` or ``crc``.
         """
         assert self._fd is not None
         self._files.fsync(self._fd)

@@ -19,7 +19,7 @@ from probing.daemon.store.tasks.segment_output import PIECE_BYTES, Source, data_
 
 __all__ = ("merge",)
 
-# Bytes of rows, before compression, that are sorted and encoded together. The peak of memory is about six times that.
+# Bytes of rows, before compression, that are sorted and encoded together. The peak of memory is about six times this.
 _CHUNK_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 13
 _CODES = pa.dictionary(pa.int32(), pa.string())
@@ -117,7 +117,7 @@ def _sorted(pending: list[pa.Table], sort_by: tuple[str, ...]) -> pa.Table:
     keys = rows.select([name for name in sort_by if name in rows.column_names])
     keys = keys.append_column("", pa.array(np.arange(rows.num_rows)))
     order = sort_rows(keys, sort_by).column(keys.num_columns - 1)
-    # Column by column, so that only one column exists twice at a time.
+    # Columns are converted one by one, so that only one column exists twice at a time.
     schema, columns = rows.schema, list(rows.columns)
     del rows, keys
     for i in range(len(columns)):

@@ -25,7 +25,7 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class PartDecoded:
-    """The log part ``index`` of a sealing task was decoded: ``rows`` by table, ``problem`` if some could not be."""
+    """The log part ``index`` of a sealing task was decoded: ``rows`` by table, ``problem`` if some rows were not."""
 
     index: int
     rows: Mapping[str, int]
@@ -34,7 +34,7 @@ class PartDecoded:
 
 
 class SegmentBegun(NamedTuple):
-    """The next data are those of a segment of ``table`` and ``date`` ("2026-11-21")."""
+    """The next data are of a segment of ``table`` and ``date`` ("2026-11-21")."""
 
     table: str
     date: str
@@ -47,7 +47,7 @@ class Data(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The segment is complete. ``ts_min`` and ``ts_max`` (UTC ns) and ``jobs`` are None where the caller knows them."""
+    """The segment is complete. ``ts_min`` and ``ts_max`` (UTC ns) and ``jobs`` are None if the caller knows them."""
 
     size: int
     crc: int
@@ -58,7 +58,7 @@ class Made(NamedTuple):
 
 
 class LostGroup(NamedTuple):
-    """A row group that cannot be read, with the rows and times in the footer; the times are None when it has none."""
+    """A row group that cannot be read, with its rows and times by the footer; the times are None if it has no times."""
 
     group: int
     rows: int
@@ -75,20 +75,20 @@ class Rows(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a decoded file holds; ``tasks.decode`` has the fields by task."""
+    """The contents of a decoded file; ``tasks.decode`` has the fields by task."""
 
     fields: Mapping[str, Any]
 
 
 class Turn(NamedTuple):
-    """The task may be interrupted here for something else."""
+    """The task may be interrupted here for another task."""
 
 
 Step = PartDecoded | SegmentBegun | Data | Made | LostGroup | Rows | Contents | Turn
 
 
 def pack_step(step: Step) -> tuple[dict[str, Any], bytes | memoryview]:
-    """Returns the header and the payload of a message."""
+    """Returns the header and the payload of the message of ``step``."""
     match step:
         case Data(data):
             return {"data": True}, data

@@ -18,10 +18,10 @@ __all__ = ("salvage",)
 
 
 def salvage(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]:
-    """Makes a segment of the row groups that can be read of the damaged one in ``sources``.
+    """Makes a segment of the readable row groups of the damaged segment in ``sources``.
 
     Fields: ``table``, ``rows``, ``ts_min``, ``ts_max`` from the manifest. Raises FormatError when the footer cannot be
-    read, or is that of another segment.
+    read, or belongs to another segment.
     """
     table = str(fields["table"])
     try:
@@ -31,7 +31,7 @@ def salvage(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[St
         raise FormatError(f"its footer cannot be read: {_line(e)}") from e
     if marks.get(META.encode()) != table.encode() or file.metadata.num_rows != fields["rows"]:
         raise FormatError("its footer is that of another segment")
-    # Older segments have none.
+    # Older segments have no checksums of row groups.
     crcs = marks.get(GROUPS.encode(), b"").split()
     encoder, found = SegmentEncoder(table), list[RowSpan]()
     for group in range(file.metadata.num_row_groups):

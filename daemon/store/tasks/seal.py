@@ -37,7 +37,7 @@ def seal(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]
 
 
 def pack_tables(tables: Mapping[str, Table]) -> dict[str, dict[str, object]]:
-    """Returns the order and schema of ``tables``, JSON-able."""
+    """Returns the order of rows and the schema of each of ``tables``, JSON-able."""
     return {
         name: {"sort_by": list(table.sort_by), "schema": table.physical.serialize().to_pybytes().hex()}
         for name, table in tables.items()

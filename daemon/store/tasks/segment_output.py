@@ -29,7 +29,7 @@ class RowSpan(NamedTuple):
 
 
 def segment_steps(table: str, date: str, rows: pa.Table) -> Iterator[Step]:
-    """Encodes a segment of sorted ``rows`` of one date."""
+    """Yields the steps of a segment of sorted ``rows`` of one date."""
     yield SegmentBegun(table, date)
     encoder = SegmentEncoder(table)
     for start in range(0, rows.num_rows, ROW_GROUP):
@@ -51,6 +51,6 @@ def data_steps(data: memoryview) -> Iterator[Step]:
 
 
 def span_of(rows: pa.Table) -> RowSpan:
-    """Returns the times and jobs of ``rows``, at least one."""
+    """Returns the times and jobs of ``rows``, of which there is at least one."""
     times = times_of(rows)
     return RowSpan(int(times.min()), int(times.max()), jobs_of(rows))

@@ -35,11 +35,11 @@ TASKS: dict[str, Callable[[Sequence[Source], Mapping[str, Any]], Iterator[Step]]
     "salvage": salvage,
     "seal": seal,
 }
-# For one step of a task, and for the start of the process, on a busy machine.
+# Time for one step of a task, and for the start of the process, on a busy machine, s.
 TIMEOUT_S = 120.0
 START_TIMEOUT_S = 20.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
-# The process ends soon when it has nothing to do, and after 64 runs of work, to give back its memory.
+# The process ends soon when it is idle, and after 64 runs of work, to give back its memory.
 MAINTENANCE = Policy("maintenance process", kept=0, idle_s=5.0, uses=64, fails_fast=True)
 # A kind of task that failed the process this often in a row runs here once, whatever memory it takes.
 MAX_FAILURES = 8
@@ -49,7 +49,7 @@ File = tuple[Path, int]
 
 
 class WorkerFailed(StoreError):
-    """The maintenance process ended or hung. ``resting``: it did so a moment ago, and was not started again yet."""
+    """The maintenance process ended or hung. ``resting``: it failed a moment ago, and was not started again yet."""
 
     default_hint = "it is tried again by itself; the collector's log has each attempt"
 
@@ -64,7 +64,7 @@ class Task(Protocol):
     done: bool
 
     def turn(self) -> Iterator[Step]:
-        """Yields the steps up to the next turn; they must be read to the end.
+        """Yields the steps up to the next turn; all of them must be read.
 
         Raises FormatError, OSError, pa.ArrowException, or WorkerFailed.
         """
@@ -73,7 +73,7 @@ class Task(Protocol):
 
 
 class Worker(Protocol):
-    """Runs tasks. Safe to call from any thread. ``problem``: why it does not work as intended; empty while it does."""
+    """Runs tasks. Safe to call from any thread. ``problem``: why tasks do not run as intended; empty while they do."""
 
     problem: str
 
@@ -81,7 +81,7 @@ class Worker(Protocol):
         """Begins the task ``what`` of TASKS over ``files``. Raises OSError, WorkerFailed."""
 
     def rest(self) -> None:
-        """Gives back what has not been used for a while; called each second."""
+        """Gives back memory that has not been used for a while; called each second."""
 
     def close(self) -> None: ...
 
@@ -130,7 +130,7 @@ class RemoteWorker:
         self._local = LocalWorker(files)
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        # The process while tasks are open, the kind of each open task, and how often in a row a kind failed it.
+        # The process while it has open tasks; the kind of each open task; failures in a row of the process, by kind.
         self._process: Process | None = None
         self._open: dict[int, str] = {}
         self._failures: Counter[str] = Counter()
@@ -165,7 +165,7 @@ class RemoteWorker:
         self._pool.close()
 
     def ask(self, number: int, header: dict[str, Any]) -> Iterator[Message]:
-        """Yields the answers to one request about a task; they must be read to the end, or the process is given up."""
+        """Yields the answers to one request about a task; the process is given up unless all answers are read."""
         with self._lock:
             process, finished, what = self._process, False, self._open.get(number)
             if process is None or what is None:
@@ -180,7 +180,7 @@ class RemoteWorker:
                 if "end" in answer.header:
                     self._end(number)
             except InternalError as e:
-                # ChannelClosed and ChannelTimeout are InternalErrors, like those that the process sends of itself.
+                # ChannelClosed and ChannelTimeout are InternalErrors, as are errors that the process sends of itself.
                 finished = True
                 raise self._failed(e, what) from e
             except ProbingError:
@@ -200,7 +200,7 @@ class RemoteWorker:
                 self._end(number)
 
     def _end(self, number: int) -> None:
-        """The task is over; after the last one the process is idle."""
+        """Ends a task here; after the last open task the process is idle."""
         self._open.pop(number, None)
         if not self._open and self._process is not None:
             self._pool.release(self._process)
@@ -213,7 +213,7 @@ class RemoteWorker:
             self._process = None
 
     def _failed(self, why: InternalError, what: str) -> WorkerFailed:
-        """Gives the process up, and starts no other for a while."""
+        """Gives the process up, starts no other for a while, and returns the error for the task."""
         self._give_up()
         self._failures[what] += 1
         self.problem = f"the maintenance process failed: {why.message}"

@@ -1,6 +1,6 @@
 """Examines a state directory without changing it: ``probingd verify``.
 
-It reads all files, and finds those that nothing names, and those with wrong rights.
+It reads all files, and finds files that nothing names, and files with wrong rights.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """A problem of the file ``path`` in the state directory, and what a start does ``then``.
+    """A problem of the file ``path`` in the state directory. ``then``: what a start does about it.
 
-    ``wrong`` is False for what a crash leaves behind and a start tidies up, and for files that are not ours.
+    ``wrong`` is False for files that a crash leaves behind and a start tidies up, and for files that are not ours.
     """
 
     path: str
@@ -51,7 +51,7 @@ class _Problem:
 
 @dataclass(slots=True)
 class Findings:
-    """``daemon_pid`` is the daemon that has the directory locked, or "". Rows are counted in manifest and log."""
+    """``daemon_pid``: the pid of the daemon that has the directory locked, or "". Rows are of manifest and log."""
 
     state_dir: str
     format_version: int = FORMAT_VERSION
@@ -70,7 +70,7 @@ class Findings:
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """The findings as one line for people."""
         count = sum(problem.wrong for problem in self.problems)
         verdict = f"{count} things are wrong" if count > 1 else "one thing is wrong" if count else "nothing is wrong"
         used = f", while probingd (pid {self.daemon_pid}) uses it" if self.daemon_pid else ""
@@ -81,12 +81,12 @@ class Findings:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the findings as JSON has them."""
+        """Returns the findings, JSON-able."""
         return {**asdict(self), "wrong": self.wrong}
 
 
 def _stray_files(root: Path, manifest: LoadedManifest, running: bool) -> Iterator[_Problem]:
-    """Yields files that nothing names, that others may write to, or that the daemon cannot use.
+    """Yields problems of files that nothing names, that others may write to, or that the daemon cannot use.
 
     ``running``: a daemon uses the directory, so files that it has for a moment are no problem.
     """
@@ -159,7 +159,7 @@ _SALVAGE = "sets it aside when it comes to check it, keeps its good row groups a
 
 
 def verify_directory(path: str | Path) -> list[str]:
-    """Returns what is wrong with the state directory ``path``, one line each, by checksums alone.
+    """Returns the problems of the state directory ``path``, one line each, by checksums alone.
 
     Decodes nothing. Raises what ``examine`` raises.
     """
@@ -171,7 +171,7 @@ def examine(path: str | Path, decoder: Decoder | None) -> Findings:
 
     A running daemon may seal, merge and drop meanwhile: files that are gone, and that the manifest no longer names, are
     no problem. Raises StoreError when there is no state directory, FormatError for a newer format, and PermissionError
-    where this process may not read a part: that is no damage.
+    if this process may not read a file: that is no damage.
     """
     root = Path(path)
     if not root.is_dir():
@@ -204,7 +204,7 @@ class _Examination:
         try:
             found = load_manifest(_FILES, self._root)
             if found.unreadable:
-                # Of a lack of rights it says no more.
+                # ``unreadable`` does not tell a lack of rights: opening the file raises PermissionError then.
                 os.close(open_file(self._root / MANIFEST))
             return found
         except PermissionError:
@@ -281,7 +281,7 @@ class _Examination:
             expected = max(expected or 0, behind)
 
     def _part(self, number: int, void_from: int | None) -> tuple[int, int] | None:
-        """Returns the sequence numbers of its first record and behind its last one; None when it cannot be read."""
+        """Returns a part's sequence numbers of its first record and behind its last; None when it cannot be read."""
         path = part_path(self._root, number)
         name = f"{WAL_DIR}/{path.name}"
         try:
@@ -291,10 +291,10 @@ class _Examination:
         except PermissionError:
             raise
         except (FormatError, OSError) as e:
-            # A daemon that is killed while it begins its newest part leaves less than a header.
+            # A daemon that is killed while it begins its newest part leaves a part shorter than a header.
             newest_begun = void_from is None and isinstance(e, ShortHeader)
             if newest_begun and self._found.daemon_pid:
-                # It lives, and is beginning the part.
+                # The daemon lives, and is beginning the part.
                 return None
             then = "removes it" if newest_begun else "moves it to corrupt/ and names the loss"
             if self._manifest().sealed_to < number:
@@ -307,7 +307,7 @@ class _Examination:
         return first, behind
 
     def _scan(self, path: Path, void_from: int | None) -> tuple[int, int, int, str]:
-        """Returns the same, the number of rows, and the problem of the bytes behind."""
+        """Returns the sequence numbers of ``_part``, the number of rows, and the problem of the bytes behind."""
         if self._decoder is None:
             part = scan_part(_FILES, path, void_from)
             problem = "" if part.problem == TORN else part.problem

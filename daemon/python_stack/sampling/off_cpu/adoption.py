@@ -1,8 +1,8 @@
 """Adopts threads off the CPU that have no entry in ``python_off``: reads their stacks and makes the entries.
 
 Such a thread left the CPU before its process was sampled (a rank that hangs already), or was not chosen when it left.
-The programs see only switches after the entry was made, so each thread is checked once more behind that: one that ran
-meanwhile loses its entry.
+The programs see only switches after the entry was made, so each thread is checked once more after that: a thread that
+ran meanwhile loses its entry.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ class OffCpuKernel(Protocol):
     def adopt(
         self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
     ) -> tuple[list[OffCpuThread], int]:
-        """Make entries; returns the threads that have one now, and the count of those without room."""
+        """Make entries; returns the threads that have an entry now, and the count of threads without room."""
 
     def disown(self, tid: int, switches: int) -> None:
-        """Delete the entry that was made at that count of context switches."""
+        """Delete the entry of ``tid`` that was made at this count of context ``switches``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Outcome of a visit. ``left``: threads that could not be adopted, tid -> (pause generation, switches, seen_ns).
+    """Outcome of ``Adoption.visit``. ``left``: threads off the CPU for which no map entry could be made,
+    tid -> (pause generation, switches, seen_ns).
 
-    ``no_room``: how many threads had no room in the map.
+    ``no_room``: number of threads without room in the map.
     """
 
     left: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class Adoption:
     def visit(self, process: Sampled, runtime: RuntimeInfo, threads: _Threads, before: Adopted) -> Adopted:
         """Make entries for all threads that are off the CPU. ``threads``: tid -> (state, thread_id).
 
-        ``before`` is the outcome of the last visit. Threads that fail now are tried again at the next one.
+        ``before`` is the outcome of the last visit. Threads that fail now are tried again at the next visit.
         """
         of_python = [tid for tid, (state, _) in threads.items() if state]
         with self._maps:
@@ -96,7 +97,7 @@ class Adoption:
     def _adopt(
         self, process: Sampled, runtime: RuntimeInfo, generation: int, found: list[OffCpuThread], threads: _Threads
     ) -> tuple[set[int], int]:
-        """Returns the tids that are done, and the count of threads without room."""
+        """Returns the tids for which entries were made, and the count of threads without room."""
         addresses = list(dict.fromkeys(code for thread in found for code, _ in thread.frames))
         checks = self._read_checks(process, addresses) if addresses else {}
         known = [thread for thread in found if all(code in checks for code, _ in thread.frames)]
@@ -133,7 +134,7 @@ class Adoption:
 
 
 def _since(thread: OffCpuThread, generation: int, before: Adopted) -> OffCpuThread:
-    """A thread that has not switched since an earlier visit has been off the CPU since then."""
+    """Returns ``thread`` as seen at an earlier visit if it has not switched since: it was off the CPU since then."""
     seen = before.left.get(thread.tid)
     if seen is None or seen[:2] != (generation, thread.switches):
         return thread

@@ -21,7 +21,7 @@ __all__ = ("OffCpuEntries", "frames_hash")
 # enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
 _OFF_CPU, _CUT, _GIL_UNKNOWN = 2, 1, 8
 _U64 = (1 << 64) - 1
-# AWAY_SHARE of bpf/python_off.bpf.c: one process must leave others room.
+# Parts of the room, of which one process may use one (AWAY_SHARE of bpf/python_off.bpf.c).
 _SHARES = 4
 
 
@@ -33,7 +33,7 @@ class OffCpuEntries:
 
     @property
     def room(self) -> int:
-        """How many entries one process may have."""
+        """The number of entries that one process may have."""
         return self._entries.max_entries // _SHARES
 
     @property
@@ -57,9 +57,9 @@ class OffCpuEntries:
     def put(
         self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
     ) -> tuple[list[OffCpuThread], int]:
-        """Make entries for threads that have none. Returns the threads that got one, and the count without room.
+        """Make entries for threads without one. Returns the threads that got an entry, and the count without room.
 
-        ``generation`` is the one from before the threads were read; ``checks``: address of a code object -> check.
+        ``generation``: the pause generation before threads were read; ``checks``: address of a code object -> check.
         """
         made: list[OffCpuThread] = []
         for number, thread in enumerate(threads):
@@ -73,20 +73,20 @@ class OffCpuEntries:
         return made, 0
 
     def drop(self, tid: int, switches: int) -> None:
-        """Delete the entry of a thread that has run since, unless it is a newer one."""
+        """Delete the entry of a thread that has run since, unless the entry is newer."""
         entry = self._entries.lookup(tid)
         if entry is not None and int(entry["switches"]) == switches:
             self._entries.delete(tid)
 
     def clear(self) -> None:
-        """Delete all entries: they are void once switches went unseen."""
+        """Delete all entries, which are void once switches went unseen."""
         for tid in self._entries.items()[0]:
             self._entries.delete(tid)
 
     def _entry(self, pid: int, start_ns: int, generation: int, thread: OffCpuThread, checks: Mapping[int, int]) -> Any:
         entry = np.zeros((), self._entries.value)
         entry["since"], entry["switches"], entry["generation"] = thread.seen_ns, thread.switches, generation
-        # The entry stands for itself alone.
+        # The entry counts as one sample.
         entry["weight"] = 1
         sample, frames = entry["sample"], thread.frames[:MAX_FRAMES]
         keys = [(code, checks[code]) for code, _ in frames]
@@ -102,7 +102,7 @@ class OffCpuEntries:
 
 
 def frames_hash(keys: Iterable[CodeKey], offsets: Iterable[int]) -> int:
-    """The ``hash`` of a sample with these frames, innermost first, as python_walk computes it."""
+    """Returns the ``hash`` of a sample with these frames, innermost first, as python_walk computes it."""
     hashed = 0
     for (code, check), offset in zip(keys, offsets, strict=True):
         hashed = _mixed(_mixed(hashed, code), offset << 32 & _U64 | check)

@@ -1,8 +1,8 @@
 """Stacks of threads that are off the CPU: the reader's request ``blocked``.
 
-The programs see a thread only when it leaves the CPU; the stack of one that left earlier is read from outside. Equal
-counts of context switches before and after prove that it did not run meanwhile. This runs in a reader, and imports
-nothing heavy.
+The programs see a thread only when it leaves the CPU; the stack of a thread that left earlier is read from outside.
+Equal counts of context switches before and after prove that it did not run meanwhile. This module runs in a reader, and
+imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OffCpuThread(NamedTuple):
     """A thread that left the CPU at its ``switches``-th context switch, by ``seen_ns`` (CLOCK_MONOTONIC) at the latest.
 
     ``frames``: (address of the code object, bytes from its begin), innermost first, as python_walk of
-    bpf/python_walk.bpf.h has them. ``cut``: outer ones are missing.
+    bpf/python_walk.bpf.h has them. ``cut``: outer frames are missing.
     """
 
     tid: int
@@ -57,7 +57,7 @@ class _Chosen(Walker):
         """The tids are in the request."""
 
     def _through_cframes(self, threads: list[RawThread], tops: list[int]) -> list[int]:
-        # A thread that runs may have no C frame there any more; only the wanted ones must have.
+        # A thread that runs may have no C frame there any more; only the wanted threads must have one.
         pairs = zip(threads, tops, strict=True)
         return super()._through_cframes(threads, [top if self._is_wanted(one) else 0 for one, top in pairs])
 
@@ -115,7 +115,7 @@ def _asked(threads: Any) -> list[tuple[int, int, int]]:
 
 
 def _look(pid: int, tids: Iterable[int]) -> dict[int, int]:
-    """Count of context switches by tid, without threads that run, wait for a CPU, or ended."""
+    """Returns the count of context switches by tid, without threads that run, wait for a CPU, or ended."""
     found = {}
     for tid in tids:
         try:
@@ -131,7 +131,7 @@ def _look(pid: int, tids: Iterable[int]) -> dict[int, int]:
 def _walk(
     memory: Memory, layout: Layout, runtime: int, threads: list[tuple[int, int, int]], deadline: float
 ) -> dict[int, tuple[bool, list[tuple[int, int]]]]:
-    """By tid: whether the stack was cut, and its frames. Threads whose PyThreadState is gone are left out."""
+    """Returns by tid whether the stack was cut, and its frames. Threads whose PyThreadState is gone are left out."""
     tids = {(state, thread_id): tid for tid, state, thread_id in threads}
     walker = _Chosen(Snapshot(memory), layout, set(tids), deadline)
     found = {}
