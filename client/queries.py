@@ -143,7 +143,7 @@ class Queries(Nodes):
     def _gather(
         self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
     ) -> Gathered[tuple[Reply, ...]]:
-        # Before the loop needs it.
+        # Imported before the event loop needs it, which must not wait for an import.
         import pyarrow  # noqa: F401
 
         from probing.client.wire.many import Question

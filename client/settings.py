@@ -118,7 +118,7 @@ def node_list(text: str) -> tuple[str, ...]:
     ``dns:NAME[:PORT]`` and ``slurm:[PORT]`` among them stand for the nodes that they name.
     """
     path = Path(text)
-    # It is a file where one exists, or where the text cannot be an address.
+    # ``text`` is the path of a file if that file exists, or if ``text`` cannot be an address.
     if "," not in text and not text.startswith("unix:") and (path.is_file() or ":" not in text):
         lines = [line.partition("#")[0].strip() for line in _read(path, "list of nodes").splitlines()]
         found = tuple(part.strip() for line in lines for part in line.split(",") if part.strip())

@@ -102,7 +102,7 @@ class Diagnosis:
 
 
 def _completed(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with what drifts, witnesses, hardware and known bugs add, what to do, and when it ends."""
+    """Returns ``finding`` with drifts, witnesses, hardware, known bugs, its time-out, advice and commands added."""
     for add in (with_drift, corroborated, with_symptoms, with_known_bugs, with_time_out, advised, with_commands):
         finding = add(case, finding)
     return finding

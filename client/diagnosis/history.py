@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ("history", "show", "show_finding")
 
 _MOST = 1000
-# An open finding is older than the interval by up to so much, s.
+# A finding that is still open may have been stored so long before the interval begins, s.
 _OPEN_S = 7 * 86400.0
 _MOST_NAMED = 8
 _LINE = (

@@ -33,7 +33,7 @@ _SHARE = 0.8
 # They may say nothing for so long, s, or for this share of their time. They send a sign each half second.
 _SILENCE_S = 3.0
 _SILENCE = 0.25
-# Errors of the way by a node in the middle: the node itself may answer us.
+# Errors that the node that relays may cause: asked directly, the node may answer.
 _DIRECTLY = frozenset(("NotFound", "Overloaded", "PrivilegeError", "Unauthenticated", "UsageError"))
 # The name of a node, and its replies.
 Named = tuple[str, tuple[Reply, ...]]

@@ -222,7 +222,7 @@ def _tool(name: str, package: str, cost: str) -> Finding:
 
 
 def _walls() -> Iterator[Finding]:
-    """What keeps SQL workers and parsers in besides having no rights."""
+    """Checks what confines SQL workers and parsers beside their lack of rights: Landlock and seccomp."""
     abi = landlock_abi()
     cost = "workers are kept from files by their user alone"
     remedy = "boot Linux 5.13 or newer with landlock among the security modules (lsm=)"

@@ -24,7 +24,7 @@ CONFLICT_S = 90.0
 # Nodes of one host up to which a node that was only heard of is added.
 MAX_OF_HOST = 64
 _ONE_MACHINE = ("127.", "localhost", "[::1]", "unix")
-# Failed nodes that never answered this one and are kept: the lowest places in the ring, the same at all nodes.
+# The most failed nodes that are kept though they never answered this node: the lowest on the ring of hashed names.
 MAX_UNMET = 1024
 # Other nodes with this node's name that are remembered: it does not compete with them for the highest incarnation.
 MAX_RIVALS = 64

@@ -104,7 +104,7 @@ def _creator(namespace: int) -> int | None:
             try:
                 parent = fcntl.ioctl(namespace, _NS_GET_PARENT)
             except PermissionError:
-                break  # it is not below ours
+                break  # the namespace is not below the namespace of this process
             if os.fstat(parent).st_ino == ours:
                 os.close(parent)
                 break

@@ -66,8 +66,9 @@ class StatementEnd:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Ends the answer. ``rows`` of all statements; ``rows_scanned``: rows in the snapshot's segments and log,
-    as many as ``rows`` for a caller that is limited to jobs. ``warnings``: rows that the snapshot lacks."""
+    """The end of an answer. ``rows``: of all statements. ``rows_scanned``: rows in the snapshot's segments and log; for
+    a caller that is limited to jobs it is ``rows``, since the number of other rows tells of other jobs. ``warnings``:
+    rows that the snapshot lacks."""
 
     rows: int
     rows_scanned: int

@@ -139,7 +139,7 @@ def _interrupted(scene: Scene) -> Frame | None:
     """Returns the Python function that a signal interrupted, if the main thread is in the signal's handler."""
     frames = scene.main.frames if scene.main else ()
     at = next((n for n, frame in enumerate(frames) if frame.native and frame.func.startswith(_SIGNALS)), None)
-    # A handler that runs is above; while none does, the C function itself may be the innermost one.
+    # Frames of a handler that runs are above ``at``; while no handler runs, ``at`` itself may be the innermost frame.
     if at is None or not python_frames(frames[:at]):
         return None
     return user_frame(frames[at:])

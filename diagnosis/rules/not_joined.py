@@ -46,7 +46,7 @@ def find(case: Case) -> Iterator[Finding]:
             continue
         dead = any(ended(case, rank) for rank in hold_up.ranks)
         living = [r for r in hold_up.ranks if not ended(case, r) and r not in explained]
-        # A rank that waits for requests is not to blame where others are there that do not.
+        # A rank that waits for requests is not to blame if other ranks that are missing do not wait for requests.
         living = [r for r in living if case.activity(r).kind != IDLE]
         named = [r for r in living if not (_busy(case, r) and (hold_up.age_ns or 0) < case.patience_ns)]
         if dead:

@@ -163,7 +163,7 @@ def _approx_quantile(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     if not numbers or not all(isinstance(number, exp.Literal) and not number.is_string for number in numbers):
         raise Unsplittable("a quantile that is no number")
     of_type = f"['DOUBLE', '{kind}'], [NULL, {to_sql(share)}]"
-    # A sum, not a cast: it does not bind for a time, whose rows are shipped then.
+    # A sum, not a cast: DuckDB refuses to add to a time, so that rows of times are shipped; it would cast a time.
     return _of_state("approx_quantile", (f"({x}) + 0::DOUBLE", to_sql(share)), condition, of_type)
 
 

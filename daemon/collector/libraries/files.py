@@ -168,7 +168,7 @@ class Files:
         return sum(known[2] == uid and r.at > since and (r.silent or not silent) for known, r in self._refusals.items())
 
     def attached(self) -> Counter[str]:
-        """Returns the number of files with probes by path, the newest first."""
+        """Returns the number of files with probes by path, the path that was probed last first."""
         return Counter(file.path for file in reversed(list(self._by_identity.values())))
 
     def refused(self) -> list[str]:

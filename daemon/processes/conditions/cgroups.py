@@ -51,7 +51,7 @@ def read_cgroups(cgroup: bytes, mounts: list[Mount]) -> dict[str, object]:
 
 
 def group_of(controller: str, cgroup: bytes, mounts: list[Mount]) -> Group | None:
-    """Returns the group in the hierarchy of ``controller``: of version 1 if it has one, else of version 2."""
+    """Returns the group in the version 1 hierarchy that has ``controller``, else in the version 2 hierarchy."""
     unified = None
     for line in cgroup[: 64 << 10].split(b"\n")[:MAX_LINES]:
         number, _, rest = line.partition(b":")

@@ -41,7 +41,7 @@ START_TIMEOUT_S = 20.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 # The process ends soon when it is idle, and after 64 runs of work, to give back its memory.
 MAINTENANCE = Policy("maintenance process", kept=0, idle_s=5.0, uses=64, fails_fast=True)
-# A kind of task that failed the process this often in a row runs here once, whatever memory it takes.
+# A kind of task that ended the process this many times in a row runs once in this process, whatever memory it takes.
 MAX_FAILURES = 8
 _log = logging.getLogger(__name__)
 # Path and size in bytes.
