@@ -69,6 +69,21 @@ def test_the_facts_of_all_nodes_are_merged(ctl: Run, job: tuple[FakeNode, FakeNo
     assert page.splitlines()[0].lower().startswith(found["sentence"].lower())
 
 
+def test_nothing_is_said_to_be_well_while_probes_are_paused(ctl: Run, job: tuple[FakeNode, FakeNode]) -> None:
+    paused = "PAUSED on alpha since 2026-11-22 03:12:07Z by `probingctl pause`: nothing newer is seen"
+    job[0].paused = True
+    code, page, _ = ctl("diagnose", "--job", "j2")
+    assert (code, "nothing is wrong" in page) == (4, False)
+    assert "job j2: cannot tell whether something is wrong, since not all of it could be read" in page
+    assert paused in " ".join(page.split())
+    # What was found stands.
+    code, page, _ = ctl("diagnose", "--all-nodes", "--job", "j1")
+    assert (code, page.startswith("Rank 2 ")) == (3, True)
+    assert paused in " ".join(page.split())
+    job[0].paused = False
+    assert ctl("diagnose", "--job", "j2")[0] == 0
+
+
 def test_all_jobs_the_worst_first(ctl: Run, job: tuple[FakeNode, FakeNode]) -> None:
     code, out, _ = ctl("diagnose", "--all-nodes", "-f", "json")
     found = json.loads(out)
