@@ -30,7 +30,7 @@ HANG, ENDED, SLOW, OVERLOADED = "A job hangs", "It was ended", "A job is slow", 
 # By section of the page: the job's script, its case, its number of ranks, and what names the line or process at fault.
 SCENES = {
     HANG: ("hangs.py", "lock", 8, "record_metrics, hangs.py:"),
-    SLOW: ("slow.py", "sleeps", 4, "augment, slow.py:"),
+    SLOW: ("slow.py", "sleeps", 2, "augment, slow.py:"),
     OVERLOADED: ("slow.py", "beside_a_hog", 2, "hog (pid "),
 }
 # How long a fault may take until the daemon has named it, s. A rank is slow over many steps.
