@@ -93,7 +93,6 @@ class Lags:
 
 
 CPU_FIELDS = ("cpu_pct", "rss_bytes", "threads", "delay_pct")
-_GPU_FIELDS = ("gpus", "gpu_pct", "gpu_used_bytes", "gpu_total_bytes", "gpu_own_bytes", "power_w", "temperature_c")
 # Series of a rank by what they show.
 HISTORIES = ("cpu_pct", "rss_bytes", "gpu_pct", "gpu_used_bytes", "power_w", "temperature_c", "steps_per_s")
 _OF_GPU = ("gpu_pct", "gpu_used_bytes", "power_w", "temperature_c")
@@ -127,7 +126,7 @@ class Devices:
         self._series.keep({(key, name) for key in self._gpus for name in _OF_GPU})
 
     def of(self, uses: Iterable[Row]) -> Row:
-        """Returns GPU_FIELDS of a process from its rows of gpu.processes.
+        """Returns the fields of ``top`` about the GPUs of a process, from its rows of gpu.processes.
 
         ``gpus`` has a row with ``history`` for each device. The figures are sums over the devices, but the mean of
         utilizations and the highest temperature.

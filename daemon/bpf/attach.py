@@ -16,7 +16,7 @@ from pathlib import Path
 
 from probing.api.errors import AttachError, PrivilegeError
 from probing.daemon.bpf import syscalls
-from probing.daemon.bpf.perf_events import ATTR_SIZE, enable, perf_event_open, set_program
+from probing.daemon.bpf.perf_events import ATTR_SIZE, perf_event_open, run_program
 
 __all__ = (
     "attach_multi",
@@ -53,14 +53,7 @@ def attach_perf(program: int, fd: int, offset: int, cookie: int, on_return: bool
 
 def attach_perf_by_ioctl(program: int, fd: int, offset: int, on_return: bool, pid: int = 0) -> int:
     """Returns the event's descriptor, which cannot be pinned: the probe ends with it. Raises OSError."""
-    event = _open_event(fd, offset, on_return, pid)
-    try:
-        set_program(event, program)
-        enable(event)
-    except OSError:
-        os.close(event)
-        raise
-    return event
+    return run_program(_open_event(fd, offset, on_return, pid), program)
 
 
 def attach_perf_in_map(program: int, fd: int, offset: int, on_return: bool) -> int:

@@ -9,7 +9,7 @@ import os
 import platform
 from pathlib import Path
 
-__all__ = ("ATTR_SIZE", "enable", "online_cpus", "perf_event_open", "set_program")
+__all__ = ("ATTR_SIZE", "enable", "online_cpus", "perf_event_open", "run_program", "set_program")
 
 ATTR_SIZE = 112
 """Of the struct perf_event_attr that we fill; kernels take any size that they know."""
@@ -50,3 +50,14 @@ def set_program(event: int, program: int) -> None:
 def enable(event: int) -> None:
     """Raises OSError."""
     fcntl.ioctl(event, _IOC_ENABLE, 0)
+
+
+def run_program(event: int, program: int) -> int:
+    """Enables ``event`` with ``program``, and returns it. Raises OSError, and closes the event then."""
+    try:
+        set_program(event, program)
+        enable(event)
+    except OSError:
+        os.close(event)
+        raise
+    return event

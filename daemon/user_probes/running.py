@@ -22,7 +22,7 @@ from probing.api.tables import Table
 from probing.daemon import columns
 from probing.daemon.bpf.attach import attach_multi, attach_perf_by_ioctl, refused
 from probing.daemon.bpf.maps import Map
-from probing.daemon.bpf.perf_events import ATTR_SIZE, enable, perf_event_open, set_program
+from probing.daemon.bpf.perf_events import ATTR_SIZE, perf_event_open, run_program
 from probing.daemon.bpf.ring import Ring
 from probing.daemon.clock import ClockPair
 from probing.daemon.processes.procfs import Mapping, clean_text
@@ -236,22 +236,11 @@ def _attach_tracepoint(program: int, name: str) -> int:
             continue
         attributes = struct.pack("<IIQQQQQIIQQ", _TYPE_TRACEPOINT, ATTR_SIZE, identity, 1, 0, 0, 0, 0, 0, 0, 0)
         try:
-            return _placed(program, attributes)
+            return run_program(perf_event_open(attributes, 0), program)
         except OSError as e:
             raise refused(e, name) from e
     hint = "it must be in available_events of the kernel's tracing directory, and that mounted at /sys/kernel/tracing"
     raise AttachError(f"there is no tracepoint {name}", hint=hint)
-
-
-def _placed(program: int, attributes: bytes) -> int:
-    event = perf_event_open(attributes, 0)
-    try:
-        set_program(event, program)
-        enable(event)
-    except OSError:
-        os.close(event)
-        raise
-    return event
 
 
 def rows_of(

@@ -194,7 +194,6 @@ def _wanted(case: Case, node: NodeFacts) -> Iterator[tuple[str, str]]:
 
 
 MASTER = "master"
-_LOOPBACK_NET = ("127.", "::1")
 
 
 def check_master(case: Case) -> Iterator[Result]:

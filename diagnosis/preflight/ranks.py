@@ -55,7 +55,6 @@ _PREFIXES = ("NCCL_", "TORCH_", "GLOO_", "CUDA_DEVICE_MAX_", "CUDA_LAUNCH_", "PY
 # Names of devices and files: a difference is likely meant.
 _LOCAL = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_FILE", "NCCL_RAS_ADDR")
 _LOCAL_ENDS = ("_FILE", "_DIR", "_PATH")
-_Who = tuple[str, str]
 
 
 def check_variables(case: Case) -> Iterator[Result]:

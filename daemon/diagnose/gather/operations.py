@@ -15,7 +15,6 @@ _TEXT = 200
 _MAX_OPEN = 64
 # How far the times of one operation in two tables may differ, ns: the wall clock may be set between two readings.
 _SAME_NS = 50_000_000
-_Comms = Mapping[str, Sequence[Operation]]
 
 
 class Operations:

@@ -17,7 +17,6 @@ __all__ = ("Entities", "Entity", "comm_text")
 
 # enum name_form of collectives.bpf.h
 NAME_TEXT, NAME_HASHED, NAME_NUMBER = 1, 2, 3
-_GLOO = 1
 _HASH_BYTES = 8
 # An entry takes about 500 bytes; a process that invents communicators must not fill our memory.
 _MAX_ENTITIES = 16384
