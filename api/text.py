@@ -18,6 +18,7 @@ __all__ = (
     "listed",
     "names_owner",
     "numbers_text",
+    "pause_text",
     "percent",
     "plural",
     "ranks_of",
@@ -246,3 +247,8 @@ def sql_name(name: str) -> str:
 def sql_table(name: str) -> str:
     """Returns ``schema.table``, or a name without schema, as identifiers of SQL."""
     return ".".join(map(sql_name, name.split(".")))
+
+
+def pause_text(node: str, reason: str) -> str:
+    """Returns the line about a node whose probes are paused. ``reason``: of its status, as ``paused since …``."""
+    return f"PAUSED on {node}{reason.removeprefix('paused')}: nothing newer is seen"

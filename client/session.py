@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import NotFound, error_from
-from probing.api.text import escape, time_text
+from probing.api.text import escape, pause_text, time_text
 from probing.client.absence import silent_of_command, unless_partial
 from probing.client.jobs import job_named, require_live, silent_nodes
 from probing.client.settings import Settings
@@ -125,9 +125,7 @@ def _failure_text(failure: Failure) -> str:
 def pause_lines(cluster: Cluster) -> dict[str, str]:
     """Returns a line for each node whose probes are paused, by node."""
     return {
-        reply.node: f"PAUSED on {reply.node}{reply.reason.removeprefix('paused')}: nothing newer is seen"
-        for _, reply in cluster.status()
-        if reply.state == "paused"
+        reply.node: pause_text(reply.node, reply.reason) for _, reply in cluster.status() if reply.state == "paused"
     }
 
 

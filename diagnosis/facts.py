@@ -359,9 +359,11 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A gap in the facts. ``kind``: node, rank, operations, stacks, condition, rule, clock, history, size or claim.
+    """A gap in the facts. ``kind``: node, rank, operations, stacks, condition, rule, clock, history, pause, size or
+    claim.
 
-    ``history``: rows that could not be read. ``size``: what was read, and left out since the facts are bounded.
+    ``history``: rows that could not be read. ``pause``: the probes of a node are paused.
+    ``size``: what was read, and left out since the facts are bounded.
     ``claim``: a node that is not proven to take part in the job.
     """
 

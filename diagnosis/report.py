@@ -27,7 +27,7 @@ CANNOT_TELL = "cannot_tell"
 # Gaps of these kinds may hide a fault: they lower the confidence that the job is healthy.
 _WITNESSES = frozenset({"rank", "operations"})
 # With gaps of these kinds a job is not said to be healthy; nor with the others, unless it is seen to advance.
-_UNREAD = frozenset({"node", "rule", "history"})
+_UNREAD = frozenset({"node", "rule", "history", "pause"})
 _UNREAD_AT_REST = frozenset({"stacks", "condition"})
 QUIET_NS = 2_000_000_000
 """A job without an operation for so long may be about to hang."""

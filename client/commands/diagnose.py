@@ -127,7 +127,7 @@ def _check(options: Options) -> None:
 
 
 def _found(cluster: Cluster, job: str | None, save: Path | None = None) -> list[Diagnosis]:
-    from probing.client.diagnosis.asking import diagnosed, gathered, with_pauses, with_stored_findings
+    from probing.client.diagnosis.asking import diagnosed, gathered, with_stored_findings
     from probing.client.render.progress import StatusLine
 
     with StatusLine(lambda elapsed: f"asks the nodes for facts, {elapsed:.0f} s, Ctrl-C ends it"):
@@ -136,7 +136,7 @@ def _found(cluster: Cluster, job: str | None, save: Path | None = None) -> list[
             from probing.diagnosis.facts_file import save as write
 
             write(save, facts)
-        return with_pauses(cluster, with_stored_findings(cluster, diagnosed(facts)))
+        return with_stored_findings(cluster, diagnosed(facts))
 
 
 def _finish(settings: Settings, found: list[Diagnosis]) -> NoReturn:
@@ -181,13 +181,13 @@ def _screen() -> Iterator[Callable[[str], None]]:
 
 
 def _frame(cluster: Cluster, job: str | None) -> str:
-    from probing.client.diagnosis.asking import diagnosed, gathered, with_pauses, with_stored_findings
+    from probing.client.diagnosis.asking import diagnosed, gathered, with_stored_findings
     from probing.client.diagnosis.page import people
 
     columns, lines = shutil.get_terminal_size((80, 24))
     title = f"probingctl diagnose  {now_text()}  (Ctrl-C ends)\n\n"
     try:
-        found = with_pauses(cluster, with_stored_findings(cluster, diagnosed(gathered(cluster, job))))
+        found = with_stored_findings(cluster, diagnosed(gathered(cluster, job)))
     except ProbingError as e:
         # The daemon may be restarting: the next frame asks again.
         texts = (f"error: {e.message}", f"hint: {e.hint}" if e.hint else "")

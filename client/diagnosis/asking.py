@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ from probing.client.diagnosis.findings import Verdicts, by_run, newest_sql, ns_o
 from probing.client.diagnosis.page import worst_first, wrong
 from probing.client.jobs import silent_nodes
 from probing.client.render.rows import Row, rows_of
-from probing.client.session import pause_lines
 from probing.client.zone import clock
 from probing.diagnosis.case import Case
 from probing.diagnosis.deaths import how_it_ended, job_ended
@@ -40,7 +38,7 @@ from probing.diagnosis.verdict import CANNOT_TELL, ERROR, NOTE, Finding
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
-__all__ = ("diagnosed", "from_dumps", "from_file", "gathered", "with_pauses", "with_stored_findings")
+__all__ = ("diagnosed", "from_dumps", "from_file", "gathered", "with_stored_findings")
 
 
 def gathered(cluster: Cluster, job: str | None) -> list[Facts]:
@@ -117,20 +115,6 @@ def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> li
         gap = Missing("history", f"whether a finding is open: {e.message}")
         return [replace(one, missing=(*one.missing, gap)) if one in asked else one for one in diagnoses]
     return worst_first([_with(one, rows) if one in asked else one for one in diagnoses])
-
-
-def with_pauses(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Returns ``diagnoses``; of jobs with living ranks on a node whose probes are paused, ``missing`` says so."""
-    paused: dict[str, str] = {}
-    # A node that does not answer now is no news: its facts came, or ``missing`` has it.
-    with suppress(ProbingError):
-        paused = pause_lines(cluster)
-    completed = []
-    for one in diagnoses:
-        nodes = {rank.node for rank in one.facts.ranks if rank.exit is None}
-        gaps = [Missing("history", line, node=node) for node, line in paused.items() if node in nodes]
-        completed.append(replace(one, missing=(*one.missing, *gaps)))
-    return completed
 
 
 def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from probing.api.text import pause_text
 from probing.client.collectives.in_flight import in_flight
 from probing.client.collectives.ranks import Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process
@@ -68,9 +69,7 @@ class Model:
         away = [rows for address, rows in self._known.items() if address in lost]
         ranks, runs = rank_rows(self._seen(here, away, python, fetched.at), self._silent)
         self._add_devices(ranks, here, away, fetched)
-        paused = {
-            rows.node: f"PAUSED on {rows.node}{rows.paused}: nothing newer is seen" for rows in here if rows.paused
-        }
+        paused = {rows.node: pause_text(rows.node, rows.paused) for rows in here if rows.paused}
         rows = (_all(here, name) for name in ("ranks", "inflight", "progress"))
         frame = Frame(ranks, runs, in_flight(*rows), paused)
         return View(

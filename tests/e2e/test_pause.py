@@ -44,6 +44,7 @@ def test_pause_and_resume(own_daemon: Daemon, ranks_job: Callable[..., Any], tmp
     own_daemon.ctl("pause")
     assert own_daemon.json("status")["state"] == "paused"
     assert stands_still()
+    assert "PAUSED on n1 since " in " ".join(own_daemon.ctl("diagnose", check=None).stdout.split())
     # A restart of the collector keeps it.
     (pid,) = own_daemon.children()["probing.daemon.collector"]
     os.kill(pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from probing.api.errors import NotFound, ProbingError, QueryTimeout
+from probing.api.text import pause_text
 from probing.daemon.diagnose.gather import hardware
 from probing.daemon.diagnose.gather.assembly import Gathered, facts_of_run
 from probing.daemon.diagnose.gather.conditions import (
@@ -141,7 +142,7 @@ class Gatherer:
         devices, missing = live_rows(self._collector, hardware.LIVE, deadline)
         rows, lacking = query_rows(self._engine, hardware.hardware_statements("", now), deadline)
         parts = hardware.hardware_of(rows, devices, {})
-        node = NodeFacts(self._node, now, self._watching_since(deadline), hardware=parts)
+        node = NodeFacts(self._node, now, self._watched(deadline)[0], hardware=parts)
         return Facts("", "", None, self._stall_s, now, (node,), (), missing=(*missing, *lacking))
 
     def _jobs(self, live: Rows, deadline: float) -> tuple[list[str], list[Missing]]:
@@ -180,12 +181,13 @@ class Gatherer:
         read = readings.result() if readings else ReadingResult()
         conditions, waits, idle_cpus = self._conditions(job, window, read)
         threads = _threads(read, waits, history)
+        watching_since, pauses = self._watched(deadline)
         gathered = Gathered(
             self._node,
             job,
             self._stall_s,
             request.taken_ns,
-            self._watching_since(deadline),
+            watching_since,
             live,
             rows,
             history,
@@ -193,7 +195,7 @@ class Gatherer:
             conditions,
             parts,
             request.devices,
-            [*request.missing, *missing, *lacking, *read.missing],
+            [*request.missing, *missing, *lacking, *read.missing, *(pauses if alive else ())],
             self._time_outs.of_job(job, live.get("comm.inflight", ()), deadline) if window.still and readings else {},
             idle_cpus,
         )
@@ -202,11 +204,15 @@ class Gatherer:
             raise NotFound(f"no run {run!r} of job {job!r} is known", hint="leave the run out to get the newest")
         return [facts_of_run(gathered, name, own) for name, own in runs.items()]
 
-    def _watching_since(self, deadline: float) -> int | None:
+    def _watched(self, deadline: float) -> tuple[int | None, list[Missing]]:
+        """Returns the time since which the collector watches, UTC ns, and a missing fact if its probes are paused."""
         try:
-            return int(self._collector.status(seconds_left(deadline))["started_ns"])
+            status = self._collector.status(seconds_left(deadline))
+            since, paused = int(status["started_ns"]), status.get("state") == "paused"
         except (ProbingError, KeyError, TypeError, ValueError):
-            return None
+            return None, []
+        text = pause_text(self._node, str(status.get("reason", "")))
+        return since, [Missing("pause", text, node=self._node)] if paused else []
 
     def _conditions(
         self, job: str, window: Window, read: ReadingResult

@@ -24,7 +24,7 @@ from client_fake_node import SECOND, FakeNode, process
 from diagnosis_cases import comm, elsewhere, facts, history, in_collective, op, rank
 
 from probing.api.errors import QueryTimeout
-from probing.diagnosis.facts import Exit, Facts
+from probing.diagnosis.facts import Exit, Facts, Missing
 from probing.diagnosis.facts_file import load, to_json
 
 Run = Callable[..., tuple[int, str, str]]
@@ -71,7 +71,12 @@ def test_the_facts_of_all_nodes_are_merged(ctl: Run, job: tuple[FakeNode, FakeNo
 
 def test_nothing_is_said_to_be_well_while_probes_are_paused(ctl: Run, job: tuple[FakeNode, FakeNode]) -> None:
     paused = "PAUSED on alpha since 2026-11-22 03:12:07Z by `probingctl pause`: nothing newer is seen"
-    job[0].paused = True
+    gap = (Missing("pause", paused, node="alpha"),)
+    seen = job[0].facts
+    job[0].facts = {
+        "j1": [to_json(replace(hung("alpha", 0, 1), missing=gap))],
+        "j2": [to_json(replace(healthy("alpha", "j2"), missing=gap))],
+    }
     code, page, _ = ctl("diagnose", "--job", "j2")
     assert (code, "nothing is wrong" in page) == (4, False)
     assert "job j2: cannot tell whether something is wrong, since not all of it could be read" in page
@@ -80,7 +85,7 @@ def test_nothing_is_said_to_be_well_while_probes_are_paused(ctl: Run, job: tuple
     code, page, _ = ctl("diagnose", "--all-nodes", "--job", "j1")
     assert (code, page.startswith("Rank 2 ")) == (3, True)
     assert paused in " ".join(page.split())
-    job[0].paused = False
+    job[0].facts = seen
     assert ctl("diagnose", "--job", "j2")[0] == 0
 
 

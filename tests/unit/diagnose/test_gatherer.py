@@ -39,6 +39,7 @@ class Node:
         }
         self.cpu_ns = 0
         self.broken = False
+        self.paused = False
         self.read: Callable[[], tuple[list[ProcessStacks], list[dict[str, Any]]]] | None = None
 
     def live(self, table: str, timeout: float) -> bytes:
@@ -49,7 +50,8 @@ class Node:
 
     def status(self, timeout: float) -> Mapping[str, Any]:
         del timeout
-        return {"started_ns": 5}
+        state, reason = ("paused", "paused since 03:12:07Z") if self.paused else ("running", "")
+        return {"started_ns": 5, "state": state, "reason": reason}
 
     def stacks(self, *_: Any, **__: Any) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
         if self.read is not None:
@@ -109,6 +111,16 @@ def test_a_job_has_its_live_rows_and_conditions() -> None:
         "no stacks of job j: it does not answer",
         "no native stacks of job j: it does not answer",
     ]
+
+
+def test_a_pause_is_a_gap_in_the_facts_of_a_job_that_lives() -> None:
+    node = Node(1.0)
+    node.paused = True
+    [facts] = gatherer(node).facts("j", deep=False, timeout=20.0)
+    [gap] = facts.missing
+    assert (gap.kind, gap.node, gap.text) == ("pause", "n", "PAUSED on n since 03:12:07Z: nothing newer is seen")
+    node.paused = False
+    assert [one.missing for one in gatherer(node).facts("j", deep=False, timeout=20.0)] == [()]
 
 
 def test_helpers_are_listed_with_their_trainer() -> None:
