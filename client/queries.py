@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ("Queries",)
 
-_USER_TABLE = re.compile(r'\buser"?\s*\.', re.IGNORECASE)
-_USER_COLUMNS = "SELECT table_name, column_name, type FROM probing.column_docs WHERE table_schema = 'user'"
+# Tables that only nodes know: those of users' probes, and those that jobs fill.
+_USER_TABLE = re.compile(r'\b(user|python)"?\s*\.\s*"?(\w*)', re.IGNORECASE)
+_USER_COLUMNS = """
+SELECT table_schema || '.' || table_name, column_name, type FROM probing.column_docs
+WHERE table_schema IN ('user', 'python')
+"""
 _VIEWS = "SELECT name, sql, doc, problem FROM probing.views"
 
 
@@ -213,12 +217,11 @@ class Queries(Nodes):
 
         now = time.time_ns() if now_ns is None else now_ns
         views = {**VIEWS, **self._views()} if names_user_views(sql) else VIEWS
-        if not any(_USER_TABLE.search(text) for text in (sql, *(view.sql for view in views.values()))):
+        if not any(map(_names_user_tables, (sql, *(view.sql for view in views.values())))):
             return plan(sql, now, views=views)
-        # Only the nodes know the tables of users' probes.
         from probing.federation.planning.catalog import Catalog, api_schemas
 
-        catalog = Catalog({**api_schemas(), **self._user_schemas()})
+        catalog = Catalog({**self._user_schemas(), **api_schemas()})
         try:
             return plan(sql, now, catalog, views)
         finally:
@@ -232,14 +235,22 @@ class Queries(Nodes):
         return views_from(reply.table.to_pylist())
 
     def _user_schemas(self) -> dict[str, pa.Schema]:
-        """Returns the union of the nodes' columns for each table of a user's probe."""
+        """Returns the union of the nodes' columns for each table of a user's probe, and each table of schema python."""
         from pyarrow import schema, type_for_alias
 
         columns: dict[str, dict[str, pa.DataType]] = {}
         for table in self.query_each(_USER_COLUMNS):
             for name, column, kind in zip(*(found.to_pylist() for found in table.columns), strict=True):
-                columns.setdefault(f"user.{name}", {}).setdefault(column, type_for_alias(kind))
+                columns.setdefault(name, {}).setdefault(column, type_for_alias(kind))
         return {name: schema(list(own.items())) for name, own in columns.items()}
+
+
+def _names_user_tables(sql: str) -> bool:
+    from probing.api.tables import TABLES
+    from probing.api.tables.views import VIEWS
+
+    names = (f"{schema}.{name}".lower() for schema, name in _USER_TABLE.findall(sql))
+    return any(name not in TABLES and name not in VIEWS for name in names)
 
 
 def _bound(sql: str, params: Mapping[str, Any] | None) -> str:

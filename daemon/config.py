@@ -29,6 +29,7 @@ __all__ = (
     "DiagnoseConfig",
     "GpuConfig",
     "HostConfig",
+    "JobRowsConfig",
     "LogsConfig",
     "NcclConfig",
     "NetConfig",
@@ -254,6 +255,10 @@ class LogsConfig(NamedTuple):
     line_bytes: Annotated[int, Option("bytes of a line that are stored at most", 64, 4096)] = 512
 
 
+class JobRowsConfig(NamedTuple):
+    enabled: Annotated[bool, Option("read what jobs report of themselves by `import probing`")] = True
+
+
 class DiagnoseConfig(NamedTuple):
     enabled: Annotated[
         bool, Option("look all the time for what is wrong with jobs, and store it in diagnosis.findings")
@@ -311,6 +316,7 @@ class Config(NamedTuple):
     cuda: CudaConfig = CudaConfig()
     nccl: NcclConfig = NcclConfig()
     logs: LogsConfig = LogsConfig()
+    job_rows: JobRowsConfig = JobRowsConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
 
     @property

@@ -29,7 +29,8 @@ class Settings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``shared``: objects that sources use of each other, by class (``find``)."""
+    """``shared``: objects that sources use of each other, by class (``find``). ``rows_read``: how far the collector
+    before this one had read the memories of jobs, by name."""
 
     config: Config
     node: str
@@ -40,6 +41,7 @@ class Context:
     clock: Clock
     settings: Settings
     processes: Discovery
+    rows_read: Mapping[str, int] = field(default_factory=dict)
     shared: dict[type, object] = field(default_factory=dict)
 
     def share(self, thing: object) -> None:

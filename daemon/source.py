@@ -6,7 +6,7 @@ A source watches one thing and hands Arrow batches to a ``Sink`` by table name. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -105,8 +105,12 @@ class Loss:
 class Sink(Protocol):
     """Accepts the rows of sources. Safe to call from any thread; the next drain writes the rows to the log."""
 
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        """``batch`` has the physical schema of ``table`` (``probing.api.tables``)."""
+    def put(self, table: str, batch: pa.RecordBatch, read: Mapping[str, int] = ...) -> None:
+        """``batch`` has the physical schema of ``table`` (``probing.api.tables``). ``read``: how far the memories that
+        it comes from have been read, which is written to the log with it."""
+
+    def forget(self, read: Iterable[str]) -> None:
+        """Drops names of ``read`` whose memories are gone."""
 
     def lost(self, loss: Loss) -> None: ...
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -40,14 +41,20 @@ class Sink:
     def __init__(self, *tables: str, may_lose: bool = True) -> None:
         self.batches: list[pa.RecordBatch] = []
         self.losses: list[Loss] = []
+        self.read: dict[str, int] = {}
         self._rows: list[tuple[str, dict[str, Any]]] = []
         self._tables = tables
         self._may_lose = may_lose
 
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
+    def put(self, table: str, batch: pa.RecordBatch, read: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.read.update(read)
         assert not self._tables or table in self._tables
         self.batches.append(batch)
         self._rows += [(table, row) for row in rows_of(batch)]
+
+    def forget(self, read: Iterable[str]) -> None:
+        for name in read:
+            self.read.pop(name, None)
 
     def lost(self, loss: Loss) -> None:
         assert self._may_lose, loss

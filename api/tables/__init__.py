@@ -40,6 +40,7 @@ TABLES: dict[str, Table] = {
         python.SAMPLES,
         python.STACKS,
         python.VARIABLES,
+        python.TRACE_EVENT,
         python.TRAINING_METRICS,
         python.FLIGHT_RECORD,
         net.INTERFACES,

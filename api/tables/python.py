@@ -5,7 +5,16 @@ from __future__ import annotations
 from probing.api.tables.comm import IDENTITY
 from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Table, Type, stored
 
-__all__ = ("BACKTRACE", "FLIGHT_RECORD", "FRAMES", "SAMPLES", "STACKS", "TRAINING_METRICS", "VARIABLES")
+__all__ = (
+    "BACKTRACE",
+    "FLIGHT_RECORD",
+    "FRAMES",
+    "SAMPLES",
+    "STACKS",
+    "TRACE_EVENT",
+    "TRAINING_METRICS",
+    "VARIABLES",
+)
 
 _RANK = Column("rank", I32, "Rank in the job, for a trainer.")
 _TID = Column("tid", I32, "Thread id as the host sees it.")
@@ -107,15 +116,41 @@ VARIABLES = Table(
 _METRIC_COLUMNS = (
     *IDENTITY,
     _RANK,
-    Column("step", I64, "Training step, from the watched variable of that name."),
-    Column("loss", F64, "Loss at that step, from the watched variable of that name; NULL when it was not read."),
+    Column("step", I64, "Training step, from the watched variable of that name or from probing.step."),
+    Column("loss", F64, "Loss at that step, from the watched variable or probing.metric; NULL when it was not read."),
+    Column("name", NAME, "Name of the metric that the job reported, step for the begin of a step; NULL for variables."),
+    Column("value", F64, "Value of that metric."),
 )
 
 TRAINING_METRICS = Table(
     "python.training_metrics",
-    "Step and loss of each rank, from watched variables named step and loss; a row a step that was seen.",
+    "Step and loss of each rank, from watched variables of these names; metrics that jobs report by probing.metric.",
     _METRIC_COLUMNS,
     stored(_METRIC_COLUMNS),
+    sort_by=("job", "rank", "ts"),
+)
+
+_TRACE_COLUMNS = (
+    *IDENTITY,
+    _RANK,
+    Column("record_type", NAME, "span_start, span_end or event."),
+    Column("trace_id", I64, "Id of the outermost span around it."),
+    Column("span_id", I64, "Id of the span; of an event, of the span that it belongs to, 0 for none."),
+    Column("parent_id", I64, "Id of the span around the span; NULL for an outermost span."),
+    Column("name", TEXT, "Name of the span or event, at most 63 bytes."),
+    Column("phase", NAME, "forward, backward or optimizer; NULL for other spans."),
+    Column("time", I64, "When it was written, ns since 1970 by the clock of the job."),
+    Column("thread_id", I64, "Thread that wrote it, as the kernel numbers threads."),
+    Column("location", TEXT, "Place in the code, if the job gave one."),
+    Column("attributes", TEXT, "Attributes of the span as JSON, cut after 255 bytes."),
+    Column("event_attributes", TEXT, "Attributes of the event as JSON, cut after 255 bytes."),
+)
+
+TRACE_EVENT = Table(
+    "python.trace_event",
+    "Begins and ends of spans, and events, that jobs report by probing.span and probing.event.",
+    _TRACE_COLUMNS,
+    stored(_TRACE_COLUMNS),
     sort_by=("job", "rank", "ts"),
 )
 

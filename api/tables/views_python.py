@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from probing.api.tables import comm, python, train
-from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, view
+from probing.api.tables.schema import F64, I32, I64, TEXT, TIME, Column, view
 from probing.api.tables.views_columns import MICRO, ROLE, chosen, identity, process_of, step_of, unknown
 
 __all__ = ("VIEWS",)
@@ -17,7 +17,6 @@ _WORLD_SIZE = Column("world_size", I32, _SIZE_DOC, "p.world_size")
 _MS_DOC = "As duration_ns of comm.ops, in ms: NULL where the end is not known."
 _MS = Column("duration_ms", F64, _MS_DOC, "o.duration_ns / 1e6")
 _NOT_READ = "tensors are not read from outside"
-_HELPER = "spans are known to the job alone; without the in-process helper the view is empty"
 
 COMM_COLLECTIVE = view(
     "python.comm_collective",
@@ -152,20 +151,6 @@ TORCH_STEP_TIMING = view(
     f"train.steps AS s {process_of('s')}",
 )
 
-TRACE_EVENT = view(
-    "python.trace_event",
-    "Spans and events that a job writes with Probing's library: empty until there is an in-process helper.",
-    (
-        *unknown(NAME, _HELPER, "node"),
-        *unknown(TIME, _HELPER, "ts"),
-        *unknown(TEXT, _HELPER, "record_type"),
-        *unknown(I64, _HELPER, "trace_id", "span_id", "parent_id"),
-        *unknown(TEXT, _HELPER, "name", "phase"),
-        *unknown(I64, _HELPER, "time", "thread_id"),
-        *unknown(TEXT, _HELPER, "location", "attributes", "event_attributes"),
-    ),
-)
-
 _GROUP = ("node", "job", "run", "pid", "rank", "snapshot_id", "world_size", "pg_id", "pg_name", "pg_desc")
 
 
@@ -205,7 +190,6 @@ VIEWS = (
     NCCL_TRACE,
     TORCH_TRACE,
     TORCH_STEP_TIMING,
-    TRACE_EVENT,
     TORCH_NCCL_PG_STATUS,
     TRACE_VARIABLES,
 )

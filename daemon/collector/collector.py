@@ -8,7 +8,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -44,9 +44,10 @@ from probing.daemon.processes.parsers import ParserPools
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.source import StacksOnDemand
 from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.store.format import JOB_ROWS
 from probing.daemon.store.store import Store
 from probing.daemon.store.tasks.worker import RemoteWorker
-from probing.daemon.user_probes.tables import UserTables
+from probing.daemon.user_tables import UserTables
 
 __all__ = ("Collector",)
 
@@ -92,6 +93,7 @@ class Collector:
             self._changes = Changes(config, state / "changes.json", lambda: self._clock.pair().real_ns)
             self._store = self._open_store()
             self._buffer = RowBuffer(self._node, self._clock, self._tables)
+            self._buffer.restore(self._rows_read())
             for loss in self._store.recovery_losses:
                 self._buffer.lost(loss)
             self._session = self._open_session()
@@ -204,9 +206,15 @@ class Collector:
             self._clock,
             self._changes,
             self._discovery,
+            self._rows_read(),
         )
         context.share(self._tables)
         return context
+
+    def _rows_read(self) -> Mapping[str, int]:
+        """Returns how far the memories of jobs were read when the log ended, in this boot."""
+        read = self._store.positions.get(JOB_ROWS, {})
+        return read.get("rows", {}) if read.get("boot_id") == self._clock.boot_id else {}
 
     def _watch_mappings(self) -> MmapWatch | None:
         """Returns None where the kernel refuses, as Debian's refuses CAP_PERFMON while perf_event_paranoid is 3."""

@@ -24,7 +24,7 @@ from probing.daemon.bpf.ring import Drained, Ring
 from probing.daemon.clock import Clock, ClockPair, until_next
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.source import Loss, RingConsumer
-from probing.daemon.store.format import Positions, RingPosition
+from probing.daemon.store.format import JOB_ROWS, Positions, RingPosition
 from probing.daemon.store.store import Store
 
 __all__ = ("DrainLoop", "Positions")
@@ -200,6 +200,8 @@ class DrainLoop:
     def _assembled_record(self, due: Collection[str]) -> _Record:
         pair = self._clock.pair()
         batches, positions, lost = self._buffer.take(), dict(self._positions), self._lost()
+        if (rows := self._buffer.taken_read) != self._positions.get(JOB_ROWS, {}).get("rows", {}):
+            positions[JOB_ROWS] = {"boot_id": self._clock.boot_id, "rows": dict(rows)}
         ends: dict[str, int] = {}
         size = 0
         for name in [name for name in self._rings if name in due]:

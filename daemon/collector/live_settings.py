@@ -34,6 +34,7 @@ SETTINGS = {
     "cuda.memory": False,
     "cuda.launches": False,
     "logs.enabled": True,
+    "job_rows.enabled": True,
     "store.max_bytes": False,
     "store.keep_free_bytes": False,
     "store.max_age_days": False,

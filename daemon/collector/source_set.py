@@ -21,6 +21,7 @@ from probing.daemon.host.cpu.source import CpuSource
 from probing.daemon.host.kernel_log.source import KernelLogSource
 from probing.daemon.host.memory import ProcessMemorySource
 from probing.daemon.host.node.source import NodeSource, SpaceSource
+from probing.daemon.job_rows.source import JobRows
 from probing.daemon.logs.source import LogSource
 from probing.daemon.nccl_uprobes.flight_recorder.watch import FlightRecorderWatch
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
@@ -155,6 +156,7 @@ SOURCES: tuple[SourceType, ...] = (
     PythonSampler,
     VariableWatch,
     LogSource,
+    JobRows,
     ProcessMemorySource,
     CpuSource,
     NodeSource,

@@ -21,6 +21,7 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any proc
 * ``space``: ``host.node.space.answer_space``.
 * ``network``: header ``dev``, ``inode`` of the network namespace; its descriptor.
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
+* ``memory_files`` (``link``, ``known`` inodes): header ``inodes`` of other memory files with that link; descriptors.
 * ``stacks``: ``python_stack.stacks.dump``. ``native``: ``python_stack.native.registers``.
 * ``blocked``, ``codes``, ``threads``: ``off_cpu.stacks``, ``codes`` and ``thread_states`` of ``python_stack.sampling``.
 * ``vars``: ``python_stack.values.read``.
@@ -51,7 +52,7 @@ from probing.daemon.net.interfaces.reading import handlers as link_handlers
 from probing.daemon.net.rdma.reading import handlers as rdma_handlers
 from probing.daemon.net.tcp.reading import handlers as socket_handlers
 from probing.daemon.processes.conditions.condition import answer_condition, answer_loads
-from probing.daemon.processes.files import find_files, open_file, open_mapped
+from probing.daemon.processes.files import find_files, open_file, open_mapped, open_memory_files
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_processes, states
 from probing.daemon.python_stack.native.registers import handlers as native_handlers
@@ -145,6 +146,12 @@ def _open(target: Target, request: Header) -> Message:
     return Message(header, fds=[fd])
 
 
+def _memory_files(target: Target, request: Header) -> Message:
+    known = {int(inode) for inode in request.get("known", ())}
+    inodes, fds = open_memory_files(target, str(request["link"]).encode(), known)
+    return Message({"inodes": inodes}, fds=fds)
+
+
 def _files(request: Header) -> Message:
     with _named(request) as target:
         return Message(find_files(target, request))
@@ -207,6 +214,7 @@ _OF_A_TARGET: dict[str, Callable[[Target, Header], Message]] = {
     "identity": _identity,
     "maps": _maps,
     "memory": _memory,
+    "memory_files": _memory_files,
     "network": _network,
     "open": _open,
     "threads": _by_request(answer_threads),

@@ -11,6 +11,8 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Collection
+from itertools import islice
 from typing import Any
 
 from probing.api.errors import PrivilegeError, ProcessGone, UnsupportedTarget, UsageError
@@ -25,6 +27,7 @@ __all__ = (
     "handle_below",
     "open_file",
     "open_mapped",
+    "open_memory_files",
 )
 
 # include/uapi/linux/openat2.h; the number is the same on all architectures since 5.6.
@@ -50,7 +53,14 @@ def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
 
 # include/uapi/linux/magic.h and struct statfs, whose first word it is in.
 _FUSE_MAGIC = 0x65735546
+_TMPFS_MAGIC = 0x01021994
 _STATFS_BYTES = 256
+
+
+def _file_system(handle: int) -> int | None:
+    """Returns the magic number of the file system of a descriptor, None where it cannot be known."""
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    return None if _libc.fstatfs(handle, buffer) else int(struct.unpack_from("=l", buffer)[0])
 
 
 def _refuse_served(handle: int, name: str) -> None:
@@ -58,9 +68,7 @@ def _refuse_served(handle: int, name: str) -> None:
 
     The call itself may wait for the program that serves the file: only a reader may make it.
     """
-    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
-    failed = _libc.fstatfs(handle, buffer)
-    if failed or struct.unpack_from("=l", buffer)[0] == _FUSE_MAGIC:
+    if _file_system(handle) in (None, _FUSE_MAGIC):
         raise UnsupportedTarget(
             f"{name} lies on a file system that a program serves (FUSE)",
             hint="probes.fuse = true allows it: while such a program keeps a probe waiting, no process forks",
@@ -163,6 +171,46 @@ def _same(target: Target, mapping: Mapping, mappings: list[Mapping], fd: int) ->
 
 def _name(mapping: Mapping) -> str:
     return clean_text(mapping.path, 256)
+
+
+# Descriptors of a process that are looked at; files of one answer.
+_MAX_DESCRIPTORS = 4_096
+_MAX_MEMORY_FILES = 16
+
+
+def open_memory_files(target: Target, link: bytes, known: Collection[int]) -> tuple[list[int], list[int]]:
+    """Opens the memory files (memfd) of a process whose link in /proc/PID/fd begins with ``link``, but not those with
+    an inode in ``known``. Returns their inodes and read-only descriptors, at most 16."""
+    inodes: list[int] = []
+    opened: list[int] = []
+    folder = target.open("fd")
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, _MAX_DESCRIPTORS)]
+        for name in names:
+            try:
+                if not os.readlink(os.fsencode(name), dir_fd=folder).startswith(link):
+                    continue
+                handle = os.open(name, O_PATH | os.O_CLOEXEC, dir_fd=folder)
+            except OSError:
+                continue
+            try:
+                inode = os.fstat(handle).st_ino
+                # Anybody can name a file so: only memory opens without waiting for a program.
+                if inode in known or inode in inodes or _file_system(handle) != _TMPFS_MAGIC:
+                    continue
+                if len(opened) < _MAX_MEMORY_FILES:
+                    opened.append(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                    inodes.append(inode)
+            finally:
+                os.close(handle)
+    except BaseException:
+        for fd in opened:
+            os.close(fd)
+        raise
+    finally:
+        os.close(folder)
+    return inodes, opened
 
 
 MAX_PATHS = 16

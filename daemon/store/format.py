@@ -10,6 +10,7 @@ from probing.api.errors import FormatError
 
 __all__ = (
     "FORMAT_VERSION",
+    "JOB_ROWS",
     "MAX_NUMBER",
     "MAX_PART",
     "NewerFormat",
@@ -33,16 +34,22 @@ _TABLE = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)+")
 
 
 class RingPosition(TypedDict, total=False):
-    """How far a kernel ring was read: ``map_id`` of its BPF map, ``lost`` records already reported in losses."""
+    """How far a kernel ring was read: ``map_id`` of its BPF map, ``lost`` records already reported in losses.
+
+    ``rows``, of JOB_ROWS only: the number of the next row to be read from each memory that a job fills.
+    """
 
     boot_id: str
     map_id: int
     position: int
     lost: int
+    rows: dict[str, int]
 
 
 # Positions by the name of the ring.
 Positions = dict[str, RingPosition]
+JOB_ROWS = "job_rows"
+"""The name under which positions say how far the memories of jobs were read: not in a ring of the kernel."""
 
 
 class NewerFormat(FormatError):
@@ -77,6 +84,11 @@ def checked_positions(value: Any) -> Positions:
             raise ValueError("a position is no object with a boot")
         for name in ("map_id", "position", "lost"):
             number_in(position.get(name, 0))
+        rows = position.get("rows", {})
+        if not isinstance(rows, dict):
+            raise ValueError("the positions in memories of jobs are no object")
+        for number in rows.values():
+            number_in(number)
     return cast(Positions, value)
 
 

@@ -25,8 +25,8 @@ from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.user_probes.compiler import load
 from probing.daemon.user_probes.running import Counts, Running, rows_of
 from probing.daemon.user_probes.spec import read_spec, spec_names, stamp_of
-from probing.daemon.user_probes.tables import UserTables
 from probing.daemon.user_probes.targets import Targets
+from probing.daemon.user_tables import UserTables
 from probing.daemon.worker import Worker
 
 __all__ = ("LiveProcesses", "ProbeState", "UserProbes")
@@ -254,7 +254,7 @@ class UserProbes(Source):
             spec = read_spec(self._folder, name)
             loaded = load(spec, self._folder, self._tables.folder, multi=self._multi)
             try:
-                probe.running = Running(spec, self._tables.define(spec), loaded, multi=self._multi)
+                probe.running = Running(spec, self._tables.define(spec.table), loaded, multi=self._multi)
             except BaseException:
                 loaded.close()
                 raise

@@ -17,7 +17,7 @@ from probing.daemon.ipc import Message
 from probing.daemon.processes.procfs import parse_maps, parse_stat
 from probing.daemon.source import Identity, Loss
 from probing.daemon.user_probes.manager import ProbeState, UserProbes
-from probing.daemon.user_probes.tables import UserTables
+from probing.daemon.user_tables import UserTables
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "probes"
 

@@ -79,6 +79,8 @@ class _Process:
     alone: bool = False
     # The end of the last step that was reported.
     reported: int = 0
+    # The step that the job said begins, and when; None: it reports no steps.
+    begun: tuple[int, int] | None = None
     owner: int | None = None
 
 
@@ -202,14 +204,19 @@ class Steps(Source):
         self._put(rows)
 
     def observe_metric(self, batch: pa.RecordBatch, pair: ClockPair) -> None:
-        """Follows the column ``step`` of a batch of ``python.training_metrics``, which has the stored columns."""
+        """Follows the column ``step`` of a batch of ``python.training_metrics``, which has the stored columns.
+
+        A row named step says that the job begins a step; a row without a name is a reading of a variable.
+        """
         rows: list[_Row] = []
         with self._lock:
-            columns = [batch.column(name) for name in ("pid", "start_ns", "ts", "step")]
+            columns = [batch.column(name) for name in ("pid", "start_ns", "ts", "step", "name")]
             columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in columns]
-            for pid, start_ns, ts, value in zip(*(column.to_pylist() for column in columns), strict=True):
-                if value is not None:
-                    rows += self._from_variable((pid, start_ns), ts - pair.mono_to_utc_ns, value, pair)
+            for pid, start_ns, ts, value, name in zip(*(column.to_pylist() for column in columns), strict=True):
+                if value is None or name not in (None, "step"):
+                    continue
+                follow = self._from_variable if name is None else self._from_job
+                rows += follow((pid, start_ns), ts - pair.mono_to_utc_ns, value, pair)
         self._put(rows)
 
     def forget(self, pid: int, start_ns: int) -> None:
@@ -291,7 +298,7 @@ class Steps(Source):
         process.number = number = process.job.number(step, process.number)
         process.calibration.ended(step.t_start, step.t_end, number)
         offset = process.calibration.offset
-        if (number < 0 and offset is None) or step.t_start < process.reported:
+        if (number < 0 and offset is None) or step.t_start < process.reported or process.begun is not None:
             return []
         process.reported = step.t_end
         named = offset is not None
@@ -317,7 +324,8 @@ class Steps(Source):
         process.calibration.reading(t, value)
         before, process.reading = process.reading, (t, value)
         # If several steps lie between two readings, their times are not known.
-        if before is None or value != before[1] + 1 or process.clock.period is not None or process.alone:
+        sure = process.clock.period is not None or process.alone or process.begun is not None
+        if before is None or value != before[1] + 1 or sure:
             return []
         process.reported = t
         return [
@@ -327,6 +335,24 @@ class Steps(Source):
                 "source": "variable",
                 "confidence": _READING_CONFIDENCE,
                 "why": "begin and end are the readings at which the variable step had changed",
+            }
+        ]
+
+    def _from_job(self, key: _Key, t: int, value: int, pair: ClockPair) -> list[_Row]:
+        """Returns the step that ended when the job said that step ``value`` begins. All other evidence is dropped."""
+        who = self._identities.identity(*key)
+        process = self._process(key, who)
+        before, process.begun = process.begun, (t, value)
+        if before is None or before[0] < process.reported:
+            return []
+        process.reported = t
+        return [
+            {
+                **self._row(key, who, before[0], t, pair),
+                "step": before[1],
+                "source": "span",
+                "confidence": 1.0,
+                "why": "the job reported where its steps begin",
             }
         ]
 

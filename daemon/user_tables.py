@@ -1,4 +1,4 @@
-"""Registers all tables: the built-in ones, and those of users' probes of now and before, which a file keeps."""
+"""Registers all tables: built-in tables, and tables of users' probes and of jobs, which a file keeps."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ import json
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from probing.api.errors import ConfigError, FormatError, StoreError
 from probing.api.tables import TABLES, Table
-from probing.api.tables.user import MAX_COLUMNS, user_table, user_table_from, user_table_to
-from probing.daemon.user_probes.spec import Spec
+from probing.api.tables.user import (
+    JOB_SCHEMA,
+    MAX_COLUMNS,
+    job_columns,
+    job_table,
+    user_table,
+    user_table_from,
+    user_table_to,
+)
+from probing.api.tables.views import VIEWS
 
 __all__ = ("UserTables",)
 
 MAX_TABLES = 256
+# The most tables of jobs, and the most that one user's jobs make while the daemon runs: no user takes all places.
+MAX_JOB_TABLES, MAX_OF_USER = 128, 32
 MAX_FILE_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
 
@@ -34,6 +45,7 @@ class UserTables(Mapping[str, Table]):
         self._file = file
         self._lock = threading.Lock()
         self._user: dict[str, Table] = self._read()
+        self._made_by: Counter[int] = Counter()
 
     def __getitem__(self, name: str) -> Table:
         known = TABLES.get(name)
@@ -55,23 +67,52 @@ class UserTables(Mapping[str, Table]):
         """Returns the users' tables, as JSON for ``user_table_from``."""
         return [user_table_to(table) for table in list(self._user.values())]
 
-    def define(self, spec: Spec) -> Table:
-        """Returns the table of ``spec``, with the columns that it had before, and writes it to disk.
+    def define(self, wanted: Table) -> Table:
+        """Returns the table of a user's probe, with the columns that it had before too, and writes it to disk.
 
         Raises ConfigError where a column had another type, StoreError where it cannot be written.
         """
-        wanted = spec.table
         with self._lock:
             older = self._user.get(wanted.name)
             if older is None and len(self._user) >= MAX_TABLES:
                 hint = f"stop the daemon and remove those that are not needed from {self._file}"
                 raise ConfigError(f"there are {MAX_TABLES} tables of probes already", hint=hint)
-            table = wanted if older is None else _merged(older, wanted)
-            if older is None or user_table_to(older) != user_table_to(table):
-                changed = {**self._user, table.name: table}
-                self._write(changed)
-                self._user = changed
-            return self._user[table.name]
+            return self._keep(wanted if older is None else _merged(older, wanted))
+
+    def define_for_job(self, name: str, columns: Mapping[str, str], owner: int) -> Table:
+        """Returns the table ``python.NAME`` of the jobs, with what it had before and ``columns`` (their types by name).
+
+        ``owner``: the uid of the job. Raises FormatError for a table that cannot be, ConfigError where there is no
+        place, StoreError where it cannot be written to disk.
+        """
+        full = f"{JOB_SCHEMA}.{name}"
+        if full in TABLES or full in VIEWS:
+            raise ConfigError(f"{full} is a table of the daemon", hint="give the job's table another name")
+        with self._lock:
+            older = self._user.get(full)
+            merged = {} if older is None else job_columns(older)
+            for column, kind in columns.items():
+                kinds = merged.setdefault(column, [])
+                if kind not in kinds:
+                    kinds.append(kind)
+            table = job_table(name, merged)
+            if older is None:
+                of_jobs = sum(table.startswith(f"{JOB_SCHEMA}.") for table in self._user)
+                if of_jobs >= MAX_JOB_TABLES or self._made_by[owner] >= MAX_OF_USER:
+                    what = (
+                        f"{of_jobs} tables of jobs, {self._made_by[owner]} of them made by uid {owner} since the start"
+                    )
+                    raise ConfigError(f"there is no place for {full}: there are {what}")
+                self._made_by[owner] += 1
+            return self._keep(table)
+
+    def _keep(self, table: Table) -> Table:
+        older = self._user.get(table.name)
+        if older is None or user_table_to(older) != user_table_to(table):
+            changed = {**self._user, table.name: table}
+            self._write(changed)
+            self._user = changed
+        return self._user[table.name]
 
     def _read(self) -> dict[str, Table]:
         try:
