@@ -95,7 +95,6 @@ def _column(rows: Rows, name: str, kind: str) -> pa.Array[Any]:
         return numbers(values, np.isnan(values))
     distinct, which = np.unique(values, return_inverse=True)
     # Few texts are distinct. The bytes of a text that was cut may end within a character.
-    texts = pa.array(
-        [None if text == _NO_TEXT else text.decode(errors="ignore") for text in distinct.tolist()], pa.string()
-    )
-    return texts.take(pa.array(which))
+    texts = [None if text == _NO_TEXT else text.decode(errors="ignore") for text in distinct.tolist()]
+    place = numbers(which.astype(np.int32))
+    return pa.DictionaryArray.from_arrays(place, pa.array(texts, pa.string())).dictionary_decode()
