@@ -11,7 +11,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
@@ -29,7 +29,7 @@ class ProcessMemorySource(Source):
     table = MEMORY.name
 
     def __init__(
-        self, readers: Readers, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
+        self, readers: ReaderPool, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
     ) -> None:
         self._readers, self._processes, self._sink = readers, processes, sink
         self._clock, self._node, self._interval_s = clock, node, interval_s

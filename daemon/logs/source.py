@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from probing.api.text import escape
 from probing.daemon.arrow import batch_of
-from probing.daemon.bpf.interfaces import Session
+from probing.daemon.bpf.session import Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import LogsConfig
 from probing.daemon.context import Context

@@ -12,14 +12,14 @@ import pyarrow as pa
 from probing.api.errors import ProbingError
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
-from probing.daemon.processes.announce import Announcer, Listener
+from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.identification import Identification
 from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.ranking import Membership, ModuleState
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.processes.registry import Process, Registry
 from probing.daemon.processes.rows import RESTORED, env_rows, process_row, state_name, stored_processes
-from probing.daemon.source import Identity, ProcessKey, Sink
+from probing.daemon.source import Identity, ProcessKey, Sink, Source
 
 __all__ = ("RESTORED", "Discovery", "backends_of")
 
@@ -29,7 +29,7 @@ _THREADS = (("pt_gloo", "gloo"), ("gloo_tcp", "gloo"), ("pt_nccl", "nccl"), ("pt
 _log = logging.getLogger(__name__)
 
 
-def _read_states(readers: Readers, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
+def _read_states(readers: ReaderPool, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
     """Returns state and thread names of each process, without the processes that could not be read in time."""
     if not processes:
         return {}
@@ -84,7 +84,7 @@ class Discovery:
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderPool,
         sink: Sink,
         clock: Clock,
         node: str,
@@ -104,7 +104,7 @@ class Discovery:
         self._node = node
         self._backends = backends
         announcer = Announcer(sink, clock, node)
-        self.listeners: list[Listener] = announcer.listeners
+        self.listeners: list[Source] = announcer.listeners
         self._registry = Registry(node, clock.boot_id)
         self._lineage = Lineage(self._registry.newest)
         # Held over the use of the registry, except for reads of one process.

@@ -23,7 +23,7 @@ from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.ranking import ModuleState
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.processes.registry import Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
 from probing.daemon.processes.schedule import AGAIN_S, Agenda, next_look_s
@@ -55,7 +55,7 @@ class Identification:
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderPool,
         sink: Sink,
         clock: Clock,
         announcer: Announcer,

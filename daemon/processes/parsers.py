@@ -19,7 +19,6 @@ from probing.api.errors import InternalError, ProbingError, TargetTimeout, Unsup
 from probing.daemon.elf.symbols import Symbol, SymbolFinder
 from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
 from probing.daemon.pool import TRANSFER_S, Policy, Pool, Process
-from probing.daemon.processes.readers import Parsers
 
 __all__ = ("ParserPool", "ParserPools", "symbols_by")
 
@@ -144,7 +143,7 @@ class ParserPools:
             pool.close()
 
 
-def symbols_by(parsers: Parsers) -> SymbolFinder:
+def symbols_by(parsers: ParserPool) -> SymbolFinder:
     """Returns a function that finds the symbols of the ELF file at a descriptor whose names match patterns."""
 
     def find(fd: int, patterns: Sequence[str]) -> list[Symbol]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from probing.daemon import columns
 from probing.daemon.arrow import batch_of
-from probing.daemon.bpf.interfaces import Map
+from probing.daemon.bpf.maps import Map
 from probing.daemon.clock import ClockPair
 from probing.daemon.gpu.cuda.frames import Frames
 from probing.daemon.gpu.cuda.symbols import MEMORY_KINDS, SYNC_OPS, is_cudart

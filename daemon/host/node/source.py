@@ -15,7 +15,7 @@ from probing.daemon.context import Context
 from probing.daemon.host.node.rows import NodeRows
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.procfs import clean_text
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -34,7 +34,7 @@ class _HostSource(Source):
     """Puts rows with ``node`` and ``ts``, and reports why a reader did not answer."""
 
     def __init__(
-        self, readers: Readers, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
+        self, readers: ReaderPool, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
     ) -> None:
         self._readers, self._processes, self._sink = readers, processes, sink
         self._clock, self._node, self._interval_s = clock, node, interval_s

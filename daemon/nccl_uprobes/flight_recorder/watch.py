@@ -27,7 +27,8 @@ from probing.daemon.context import Context
 from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import DumpFile, KnownDumps, Stamp
 from probing.daemon.nccl_uprobes.flight_recorder.report import Dump
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.parsers import ParserPool
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
@@ -92,8 +93,8 @@ class FlightRecorderWatch(Source):
     def __init__(
         self,
         processes: Discovery,
-        readers: Readers,
-        parsers: Parsers,
+        readers: ReaderPool,
+        parsers: ParserPool,
         sink: Sink,
         clock: Clock,
         node: str,

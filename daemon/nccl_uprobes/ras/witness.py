@@ -28,7 +28,8 @@ from probing.daemon.nccl_uprobes.ras.client import (
 )
 from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
 from probing.daemon.processes.namespaces import own_namespace
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.parsers import ParserPool
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
@@ -87,8 +88,8 @@ class RasWitness(Source):
         self,
         processes: Callable[[], Iterable[Identity]],
         owners: Callable[[str], Sequence[Identity]],
-        readers: Readers,
-        parsers: Parsers,
+        readers: ReaderPool,
+        parsers: ParserPool,
         sink: Sink,
         clock: Clock,
         node: str,

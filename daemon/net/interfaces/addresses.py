@@ -12,11 +12,15 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from probing.api.errors import ProbingError, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.net.netlink import attributes, dump, messages
-from probing.daemon.processes.readers import Parsers
+
+if TYPE_CHECKING:
+    # A parser imports this module.
+    from probing.daemon.processes.parsers import ParserPool
 
 __all__ = ("Addresses", "handlers", "read_addresses")
 
@@ -33,7 +37,7 @@ AGAIN_S = 300.0
 class Addresses:
     """The addresses of our network namespace, read again every five minutes. Not safe for two threads at once."""
 
-    def __init__(self, parsers: Parsers) -> None:
+    def __init__(self, parsers: ParserPool) -> None:
         self._parsers = parsers
         self._asked = -AGAIN_S
         self._found: dict[str, list[str]] = {}

@@ -23,8 +23,9 @@ from probing.daemon.net.interfaces.addresses import Addresses
 from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.tcp.source import TcpSource
 from probing.daemon.processes.namespaces import own_namespace
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.procfs import clean_text
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Processes, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -130,8 +131,8 @@ class InterfaceSource(Source):
 
     def __init__(
         self,
-        readers: Readers,
-        parsers: Parsers,
+        readers: ReaderPool,
+        parsers: ParserPool,
         processes: Processes,
         namespaces: Callable[[], Mapping[int, ProcessKey]],
         sink: Sink,

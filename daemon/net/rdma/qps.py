@@ -18,7 +18,8 @@ from probing.daemon.context import Context
 from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.rdma.nldev import NETLINK_RDMA
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.parsers import ParserPool
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -33,7 +34,7 @@ class QueuePairs(Source):
     name = "rdma_qps"
     table = QPS.name
 
-    def __init__(self, readers: Readers, parsers: Parsers, processes: Discovery, node: str) -> None:
+    def __init__(self, readers: ReaderPool, parsers: ParserPool, processes: Discovery, node: str) -> None:
         self._readers, self._parsers, self._processes, self._node = readers, parsers, processes, node
         self._pauses = Pauses()
         self._reason = ""

@@ -22,7 +22,7 @@ from probing.daemon.context import Context
 from probing.daemon.net.counters import UNKNOWN, Counters, Differences, per_second
 from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.rdma.reading import COUNTED
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -97,7 +97,7 @@ class RdmaPorts(Source):
     table = PORTS.name
 
     def __init__(
-        self, readers: Readers, sink: Sink, clock: Clock, node: str, interval_s: float, sysfs: str = ""
+        self, readers: ReaderPool, sink: Sink, clock: Clock, node: str, interval_s: float, sysfs: str = ""
     ) -> None:
         self._readers, self._sink, self._clock, self._node = readers, sink, clock, node
         self._interval_s = interval_s

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from probing.daemon.net.tcp.reading import ProcSocket
 from probing.daemon.net.tcp.sock_diag import LISTEN, SOCKET
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import ProcessKey
 
 __all__ = ("ProcSockets", "as_sockets")
@@ -31,7 +31,7 @@ _ORDER = "<" if sys.byteorder == "little" else ">"
 class ProcSockets:
     """Reads sockets by a reader. Not safe for two threads at once."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
 
     def read(self, namespaces: Mapping[int, ProcessKey]) -> dict[int, npt.NDArray[Any]]:

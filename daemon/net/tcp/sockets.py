@@ -27,7 +27,7 @@ from probing.api.tables.net import SOCKETS
 from probing.daemon.arrow import batch_of
 from probing.daemon.net.tcp.sock_diag import LISTEN, NETLINK_SOCK_DIAG, address_text
 from probing.daemon.processes.namespaces import own_namespace, socket_in
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("KEPT_NS", "MAX_ROWS", "DiagSockets", "Endpoints", "Owners")
@@ -40,7 +40,7 @@ MAX_NAMESPACES = 256
 class DiagSockets:
     """Sockets of sock_diag by namespace. Not safe for two threads at once."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self._open: dict[int, socket.socket] = {}
         self._refused: dict[int, str] = {}
@@ -121,7 +121,7 @@ class Owners:
     """The owners of sockets. ``processes``: those of the last look; ``of`` returns their indices. Not safe for two
     threads at once."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self.processes: list[ProcessKey] = []
         self.namespaces: dict[int, ProcessKey] = {}

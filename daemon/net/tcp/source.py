@@ -29,7 +29,7 @@ from probing.daemon.net.tcp.rows import Columns, path_batch, tcp_batch
 from probing.daemon.net.tcp.sock_diag import LISTEN, read_sockets
 from probing.daemon.net.tcp.sockets import DiagSockets, Endpoints, Owners
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -71,7 +71,7 @@ _COLUMNS = ("segs_out", "segs_in", "retrans")
 class _NamespaceTotals:
     """The last reading of each namespace. Not safe for two threads at once."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self._counters = Counters()
 
@@ -115,7 +115,7 @@ class TcpSource(Source):
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderPool,
         processes: Discovery,
         sink: Sink,
         clock: Clock,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
-from probing.daemon.processes.reader_pool import GRACE_S, seconds_left
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.parsers import ParserPool
+from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool, seconds_left
 from probing.daemon.python_stack.native.payload import Captured, CodeMapping
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.stack_wire import Frame, Thread, unpack
@@ -100,7 +100,9 @@ _REASONS = {
 class NativeStacks:
     """Safe for any thread. ``prepare`` is ``PythonStacks.prepare``, which finds the CPython of a process."""
 
-    def __init__(self, readers: Readers, parsers: Parsers, prepare: Callable[[int, int, float], RuntimeInfo]) -> None:
+    def __init__(
+        self, readers: ReaderPool, parsers: ParserPool, prepare: Callable[[int, int, float], RuntimeInfo]
+    ) -> None:
         self._readers = readers
         self._parsers = parsers
         self._prepare = prepare

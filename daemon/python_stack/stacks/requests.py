@@ -13,10 +13,10 @@ from typing import Any
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetError, UnsupportedTarget
 from probing.daemon.ipc import Message
 from probing.daemon.processes.memory import Range
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
-from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ReaderPool, ask_each, seconds_left
 from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.walk.locate import (
     SYMBOLS,
@@ -41,7 +41,7 @@ _Answer = tuple[_Target, Message]
 class PythonStacks:
     """Safe for any thread. At most ``parallel`` processes are read at once."""
 
-    def __init__(self, readers: Readers, parsers: Parsers, *, parallel: int = 4) -> None:
+    def __init__(self, readers: ReaderPool, parsers: ParserPool, *, parallel: int = 4) -> None:
         self._readers = readers
         self._parsers = parsers
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="stacks")
