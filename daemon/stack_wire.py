@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 from probing.api.errors import InternalError
+from probing.daemon.ipc import Header
 
 __all__ = (
     "CUT",
@@ -20,8 +21,10 @@ __all__ = (
     "Frame",
     "NamedVariable",
     "ProcessStacks",
+    "ReadFailure",
     "Thread",
     "Variable",
+    "VariablesRead",
     "join_stacks",
     "json_bytes",
     "pack",
@@ -104,6 +107,28 @@ class Thread(_Thread, total=False):
     start_ns: int
 
 
+class ReadFailure(TypedDict):
+    """Why a process could not be read; ``error`` as ``ProbingError.to_dict`` has it."""
+
+    pid: int
+    rank: int | None
+    job: str
+    error: dict[str, str]
+
+
+class _JobVariable(NamedVariable):
+    job: str
+    run: str
+    rank: int | None
+
+
+class VariablesRead(TypedDict):
+    """The variables of several processes, and the processes that could not be read."""
+
+    values: list[_JobVariable]
+    failures: list[ReadFailure]
+
+
 class ProcessStacks(NamedTuple):
     """The threads of one process, as JSON for ``threads_of``. ``trains``: the tid of the thread that trains."""
 
@@ -116,9 +141,7 @@ class ProcessStacks(NamedTuple):
     packed: bytes
 
 
-def join_stacks(
-    processes: Iterable[ProcessStacks], failures: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Any], bytes]:
+def join_stacks(processes: Iterable[ProcessStacks], failures: Sequence[ReadFailure]) -> tuple[Header, bytes]:
     """Header and payload of the collector's answer: header ``index``, the length of the index at the payload's begin.
 
     The index is JSON: ``{"processes": [[job, run, rank, pid, start_ns, trains, bytes], ...], "failures": [...]}``. Then
@@ -130,7 +153,7 @@ def join_stacks(
     return {"index": len(index)}, b"".join([index, *(process.packed for process in processes)])
 
 
-def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[ProcessStacks], list[ReadFailure]]:
     """What ``join_stacks`` was given. Raises InternalError for anything else."""
     try:
         at = int(header["index"])

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, QueryError
+from probing.daemon.processes.conditions.counters import ConditionsRead
 from probing.daemon.query.answer import StatementEnd
 from probing.daemon.query.engine import Engine
-from probing.daemon.stack_wire import ProcessStacks
+from probing.daemon.stack_wire import ProcessStacks, ReadFailure, VariablesRead
 from probing.diagnosis.facts import Missing
 
 __all__ = ("Collector", "Row", "Rows", "live_rows", "query_rows", "seconds_left")
@@ -31,11 +32,11 @@ class Collector(Protocol):
 
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
-    ) -> tuple[list[ProcessStacks], list[dict[str, Any]]]: ...
+    ) -> tuple[list[ProcessStacks], list[ReadFailure]]: ...
 
-    def conditions(self, pids: Sequence[int], job: str, timeout: float) -> Mapping[str, Any]: ...
+    def conditions(self, pids: Sequence[int], job: str, timeout: float) -> ConditionsRead: ...
 
-    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> Mapping[str, Any]: ...
+    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> VariablesRead: ...
 
     def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None: ...
 
