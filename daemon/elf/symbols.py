@@ -11,6 +11,7 @@ import re
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, compress, count, islice
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ __all__ = (
     "ELF64_SYM",
     "SHT_DYNSYM",
     "SHT_SYMTAB",
+    "FileSymbols",
     "Symbol",
     "SymbolFinder",
     "find_symbols",
@@ -87,6 +89,15 @@ class Symbol(NamedTuple):
     file_offset: int | None
     size: int
     head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FileSymbols:
+    """Symbols of one file, the address of its first loaded segment, and whether it may be loaded elsewhere."""
+
+    symbols: tuple[Symbol, ...]
+    first_vaddr: int
+    relocated: bool
 
 
 # Returns the symbols of the file at a descriptor whose names match patterns, as ``find_symbols`` does.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probing.api.errors import FormatError, Overloaded, PrivilegeError, UsageError
+from probing.api.tables.schema import Row
 from probing.api.text import escape
 from probing.daemon.query.caller import Caller
 from probing.daemon.row_check import checked_row
@@ -154,7 +155,7 @@ class ReceivedFindings:
             self._refused.popitem(last=False)
 
 
-def _rows(rows: bytes) -> list[dict[str, Any]]:
+def _rows(rows: bytes) -> list[Row]:
     try:
         sent = json.loads(rows)
     except (ValueError, RecursionError) as e:
@@ -164,7 +165,7 @@ def _rows(rows: bytes) -> list[dict[str, Any]]:
     return [_checked(row) for row in sent]
 
 
-def _checked(row: Any) -> dict[str, Any]:
+def _checked(row: Any) -> Row:
     found = checked_row(_TABLE, row, _OWN)
     if any(not isinstance(found.get(name), str) for name in _NAMES) or type(found.get("opened")) is not int:
         raise UsageError("a finding lacks a field that names it")

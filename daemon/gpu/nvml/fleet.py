@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from probing.api.tables.schema import Row
+
 __all__ = ("Fleet",)
 
 MAX_DEVICES = 1_024
@@ -15,7 +17,6 @@ _PCIE = {
     "pcie_gen_max": "generation_max",
 }
 _SHARED = ("numa_node", "cpu_list", *_PCIE)
-Row = dict[str, Any]
 
 
 class Fleet:

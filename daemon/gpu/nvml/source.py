@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.tables.gpu import EVENTS, LINKS, PROCESSES, UTILIZATION
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import GpuConfig
@@ -46,7 +47,6 @@ SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
 WAIT_SHARE = 0.8
 MAX_EVENTS = 1_024
 _log = logging.getLogger(__name__)
-Row = dict[str, Any]
 
 
 class NvmlSource(Source):

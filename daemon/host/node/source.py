@@ -8,6 +8,7 @@ from typing import Any
 
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.api.tables.host import DISK, FILE_SYSTEMS, MEMORY, PRESSURE
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.backoff import Patience
 from probing.daemon.clock import Clock
@@ -50,7 +51,7 @@ class _HostSource(Source):
     def _ask(self, op: str, **args: Any) -> Any:
         return json.loads(self._readers.call(op, timeout=TIMEOUT_S, **args).payload)
 
-    def _put(self, table: str, rows: list[dict[str, Any]]) -> None:
+    def _put(self, table: str, rows: list[Row]) -> None:
         if rows:
             common = {"node": self._node, "ts": self._clock.pair().real_ns}
             self._sink.put(table, batch_of(table, [{**row, **common} for row in rows]))
@@ -121,7 +122,7 @@ class SpaceSource(_HostSource):
         self._looked = True
         self._put(self.table, rows)
 
-    def _shared(self, found: dict[str, Any], watched: list[Identity]) -> list[dict[str, Any]]:
+    def _shared(self, found: Row, watched: list[Identity]) -> list[Row]:
         seen = {space["device"] for space in found["local"]}
         rows = []
         for who, space in zip(watched, found["shared"], strict=False):
@@ -131,7 +132,7 @@ class SpaceSource(_HostSource):
                 rows.append({**common, "pid": who.pid, "start_ns": who.start_ns, **_flags(space)})
         return rows
 
-    def _served(self, point: str, kind: str, source: str) -> dict[str, Any]:
+    def _served(self, point: str, kind: str, source: str) -> Row:
         row = {"scope": "node", "mount_point": clean_text(point, 256), "fs_type": kind, "source": source}
         if point in self._silent:
             return {**row, "answers": False}
@@ -150,5 +151,5 @@ class SpaceSource(_HostSource):
         return {**row, "answers": None if space is None else True, **_flags(space or {})}
 
 
-def _flags(space: dict[str, Any]) -> dict[str, Any]:
+def _flags(space: Row) -> Row:
     return {**space, "read_only": bool(space["read_only"])} if "read_only" in space else dict(space)

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError, TargetTimeout, UnsupportedTarget
 from probing.api.tables.rdma import QPS
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.backoff import Pauses
 from probing.daemon.clock import ClockPair
@@ -64,7 +65,7 @@ class QueuePairs(Source):
     def states(self, totals: Totals) -> list[SourceState]:
         return [totals.of(self.name, self.table, state="degraded" if self._reason else "", reason=self._reason)]
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> Row:
         if not json.loads(self._readers.call("rdma_devices", timeout=TIMEOUT_S, node=node_processes()).payload):
             # The kernel would try to load a module for the socket.
             return {"qps": [], "problems": []}
@@ -89,7 +90,7 @@ class QueuePairs(Source):
         return {row[0]: row for row in rows}
 
 
-def _owner(who: Identity | None, other: list[Any] | None) -> dict[str, Any]:
+def _owner(who: Identity | None, other: list[Any] | None) -> Row:
     if who is not None:
         return {"job": who.job, "run": who.run, "start_ns": who.start_ns, "rank": who.rank}
     return {"start_ns": other[1], "comm": other[4]} if other else {}

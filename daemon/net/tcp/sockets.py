@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from probing.api.errors import PrivilegeError, ProbingError, UnsupportedTarget
 from probing.api.tables.net import SOCKETS
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.net.tcp.sock_diag import LISTEN, NETLINK_SOCK_DIAG, address_text
 from probing.daemon.processes.namespaces import own_namespace, socket_in
@@ -256,7 +257,7 @@ class Endpoints:
         self._closed.append(held._replace(sockets=held.sockets[gone], process=held.process[gone]))
 
 
-def _rows(parts: Iterable[_Held], *, closed: bool) -> Iterator[dict[str, Any]]:
+def _rows(parts: Iterable[_Held], *, closed: bool) -> Iterator[Row]:
     for part in parts:
         for one, process in zip(part.sockets, part.process.tolist(), strict=True):
             who = part.who[process]

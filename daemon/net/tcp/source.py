@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.api.tables.net import PATHS, SOCKETS, TCP
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
@@ -94,7 +95,7 @@ class _NamespaceTotals:
         rows = []
         for row, (netns, key, totals) in enumerate(read):
             if not differences.new[row]:
-                rise: dict[str, Any] = dict(zip(_COLUMNS, differences.rise[row].tolist(), strict=True))
+                rise: Row = dict(zip(_COLUMNS, differences.rise[row].tolist(), strict=True))
                 common = {"node": node, "ts": pair.real_ns, "netns": netns, "sockets": totals[0]}
                 interval = {"interval_ns": int(differences.interval[row])}
                 rows.append({**who[key]._asdict(), **common, **interval, **rise})

@@ -180,23 +180,24 @@ class PythonStacks:
     def _in_file(self, pid: int, start_ns: int, mapping: Mapped, deadline: float) -> RuntimeInfo:
         opened = self._call("open", pid, start_ns, deadline, start=mapping.start)
         try:
-            answer = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=seconds_left(deadline))
+            found = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=seconds_left(deadline))
         finally:
             opened.close_fds()
-        symbols = RuntimeSymbols.from_parser(answer)
+        addresses = {symbol.name: symbol.address for symbol in found.symbols}
+        symbols = RuntimeSymbols(addresses, found.first_vaddr, found.relocated)
         read = partial(self._memory, pid, start_ns, deadline)
         if not (at := symbols.address("Py_Version", mapping)) or "_PyRuntime" not in symbols.addresses:
-            found = locate(mapping, symbols)
-            hexversion = sys_hexversion(read, found.runtime, found.version)
-            return found._replace(python=release_of(hexversion)) if hexversion else found
+            runtime = locate(mapping, symbols)
+            hexversion = sys_hexversion(read, runtime.runtime, runtime.version)
+            return runtime._replace(python=release_of(hexversion)) if hexversion else runtime
         head = read([(at, 4)])[0]
         if head is None:
             raise CorruptTarget(f"process {pid} has no CPython where its libraries say")
-        found = locate(mapping, symbols, int.from_bytes(head, "little"))
-        if found.version >= (3, 13):
+        runtime = locate(mapping, symbols, int.from_bytes(head, "little"))
+        if runtime.version >= (3, 13):
             # Fail here, not at each request, when the declared offsets are unusable.
-            layout_of(found.version, read([(found.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
-        return found
+            layout_of(runtime.version, read([(runtime.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
+        return runtime
 
     def _memory(self, pid: int, start_ns: int, deadline: float, ranges: Sequence[Range]) -> list[bytes | None]:
         if not ranges:
