@@ -17,9 +17,9 @@ from probing.daemon.backoff import Pauses
 from probing.daemon.clock import ClockPair
 from probing.daemon.context import Context
 from probing.daemon.net.node_sysfs import node_processes
-from probing.daemon.net.rdma.nldev import NETLINK_RDMA
+from probing.daemon.net.rdma.nldev import NETLINK_RDMA, QueuePairsRead
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.parsers import ParserPool
+from probing.daemon.processes.parsers import ParserPool, answer_of
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
@@ -52,7 +52,7 @@ class QueuePairs(Source):
         """Returns rdma.qps as of now; no rows, and a reason in ``states``, where the kernel does not answer."""
         try:
             found = self._read()
-            self._reason = first_of([str(problem) for problem in found["problems"]])
+            self._reason = first_of(found["problems"])
         except ProbingError as e:
             self._reason = e.message
             return batch_of(self.table, [])
@@ -65,7 +65,7 @@ class QueuePairs(Source):
     def states(self, totals: Totals) -> list[SourceState]:
         return [totals.of(self.name, self.table, state="degraded" if self._reason else "", reason=self._reason)]
 
-    def _read(self) -> Row:
+    def _read(self) -> QueuePairsRead:
         if not json.loads(self._readers.call("rdma_devices", timeout=TIMEOUT_S, node=node_processes()).payload):
             # The kernel would try to load a module for the socket.
             return {"qps": [], "problems": []}
@@ -73,14 +73,14 @@ class QueuePairs(Source):
             raise UnsupportedTarget("queue pairs are not asked for, as the kernel did not answer lately")
         try:
             with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_RDMA) as sock:
-                found = self._parsers.call("rdma_qps", fds=[sock.fileno()], timeout=TIMEOUT_S)
+                answer = self._parsers.call("rdma_qps", fds=[sock.fileno()], timeout=TIMEOUT_S)
         except TargetTimeout:
             self._pauses.failed("netlink")
             raise
         except OSError as e:
             raise UnsupportedTarget(f"the kernel does not list queue pairs: {e.strerror}") from e
         self._pauses.worked(["netlink"])
-        return found
+        return answer_of(QueuePairsRead, answer)
 
     def _names(self, pids: set[int]) -> dict[int, list[Any]]:
         """[pid, start_ns, ppid, state, comm, exe] of processes that are not watched, by pid."""
