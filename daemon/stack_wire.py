@@ -168,7 +168,7 @@ def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[Proces
         raise InternalError("the collector's answer holds no stacks") from e
 
 
-def pack(dump: Mapping[str, Any]) -> dict[str, Any]:
+def pack(dump: Mapping[str, Any]) -> Header:
     """``dump`` with frames as [code, lineno, ip, entry] and codes as [func, file].
 
     Frames that do not fit into a message are cut, outermost first; then locals, those of outer frames first.
@@ -190,7 +190,7 @@ def pack(dump: Mapping[str, Any]) -> dict[str, Any]:
     return {**dump, "threads": threads, "codes": [list(key) for key in codes]}
 
 
-def unpack(packed: Mapping[str, Any]) -> dict[str, Any]:
+def unpack(packed: Mapping[str, Any]) -> Header:
     """What ``pack`` was given, as far as it fitted. Raises InternalError for anything else."""
     try:
         codes = packed["codes"]
@@ -209,7 +209,7 @@ def threads_of(text: bytes) -> list[Thread]:
         raise InternalError("an answer holds no stacks") from e
 
 
-def _pack_locals(dumped: list[Thread], threads: list[dict[str, Any]], left: int) -> None:
+def _pack_locals(dumped: list[Thread], threads: list[Header], left: int) -> None:
     # Frames that have no list of locals then are those for which there was no room.
     deepest = max((len(t["frames"]) for t in threads), default=0)
     for depth in range(deepest):
@@ -228,7 +228,7 @@ def _pack_locals(dumped: list[Thread], threads: list[dict[str, Any]], left: int)
 
 def _frame(
     codes: list[Any], index: int, lineno: int | None, ip: int, entry: int, variables: list[list[Any]] | None = None
-) -> dict[str, Any]:
+) -> Header:
     func, file = codes[index]
     frame = {"func": func, "file": file, "lineno": lineno, "frame_type": "Python", "ip": ip, "entry": bool(entry)}
     if variables is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from probing.api.errors import FormatError
 from probing.api.tables.comm import IDENTITY
@@ -16,6 +16,7 @@ __all__ = (
     "MAX_DOC",
     "SCHEMA",
     "USER_NAME",
+    "UserTable",
     "user_table",
     "user_table_from",
     "user_table_to",
@@ -62,10 +63,18 @@ def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> 
     return Table(f"{SCHEMA}.{name}", doc, made, stored(made), sort_by=("job", "rank", "ts"))
 
 
-def user_table_to(table: Table) -> dict[str, Any]:
+class UserTable(TypedDict):
+    """A table of ``user_table`` as JSON; a column is its name, type and description."""
+
+    name: str
+    doc: str
+    columns: list[tuple[str, str, str]]
+
+
+def user_table_to(table: Table) -> UserTable:
     """Returns a table of ``user_table`` as JSON."""
     kinds = {kind: name for name, kind in COLUMN_TYPES.items()}
-    columns = [[c.name, kinds[c.type], c.doc] for c in table.columns[len(_COMMON) :]]
+    columns = [(c.name, kinds[c.type], c.doc) for c in table.columns[len(_COMMON) :]]
     return {"name": table.name.partition(".")[2], "doc": table.doc, "columns": columns}
 
 

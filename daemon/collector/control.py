@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.errors import InternalError, NotFound, PrivilegeError, ProbingError, UsageError
+from probing.api.tables.user import UserTable
 from probing.api.typed import with_fields
 from probing.daemon.arrow import ipc_bytes
 from probing.daemon.collector.live_settings import Changes
@@ -138,7 +139,7 @@ class Requests:
         flush: Callable[[], str],
         status: Callable[[], Header],
         pause: Callable[[bool], bool],
-        tables: Callable[[], list[Header]] = list,
+        tables: Callable[[], list[UserTable]] = list,
         findings: Callable[[Any], int] = lambda _: 0,
         conditions: Callable[[Sequence[int], str, float], Mapping[str, Any]] = lambda *_: {},
     ) -> None:

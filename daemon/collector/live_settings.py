@@ -155,7 +155,7 @@ class Changes:
         if over:
             self._notify()
 
-    def to_list(self, key: str = "") -> list[dict[str, Any]]:
+    def to_list(self, key: str = "") -> list[dict[str, object]]:
         """Returns fields of probing.v1.Setting: the value for all processes, and each change. Raises UsageError."""
         if key:
             self._check(key, particular=False)
@@ -165,7 +165,7 @@ class Changes:
         with self._lock:
             changes = list(self._changes.values())
         for name in [key] if key else SETTINGS:
-            common: dict[str, Any] = {"key": name, "default": text_of(self._config, name), "doc": docs[name]}
+            common: dict[str, object] = {"key": name, "default": text_of(self._config, name), "doc": docs[name]}
             if name in waiting:
                 common["deletes"] = self.described(waiting[name])
             own = [c for c in changes if c.key == name]
@@ -250,7 +250,7 @@ def _over(change: _Change, now_ns: int) -> bool:
     return bool(change.until_ns) and change.until_ns <= now_ns
 
 
-def _shown(change: _Change) -> dict[str, Any]:
+def _shown(change: _Change) -> dict[str, object]:
     return {
         "value": change.text,
         "job": change.job,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from probing.api.errors import CorruptTarget, ProbingError, TargetTimeout
-from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Header, Message
 from probing.daemon.pool import TRANSFER_S, Policy, Pool, Process
 from probing.daemon.processes.procfs import parse_stat
 from probing.daemon.processes.quarantine import Quarantine, Quarantines
@@ -44,7 +44,7 @@ GRACE_S = 1.0
 _HINT = "ask for fewer processes, or wait longer"
 _Key = tuple[int, int]
 _Row = TypeVar("_Row")
-_Ask = Callable[[], dict[str, Any]]
+_Ask = Callable[[], Header]
 
 
 class _Blocked(ChannelTimeout):

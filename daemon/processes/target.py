@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.api.errors import PrivilegeError, ProbingError, ProcessGone, TargetError
+from probing.daemon.ipc import Header
 from probing.daemon.processes.environment import ALLOWED_NAMES, read_environ
 from probing.daemon.processes.liveness import running_thread
 from probing.daemon.processes.memory import ProcessMemory
@@ -151,7 +152,7 @@ class Target:
             raise TargetError(f"process {self.pid} cannot be read: {e.strerror}") from e
 
 
-def identity(target: Target) -> dict[str, Any]:
+def identity(target: Target) -> Header:
     """Returns the facts for ``facts.Facts.from_reader``: clean texts, and only allowed variables of the environment.
 
     ``environ``: the variables as they were at exec, unless the process has written its title over them; ``variables``:
@@ -187,9 +188,9 @@ def identity(target: Target) -> dict[str, Any]:
     }
 
 
-def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[dict[str, Any] | None]:
+def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[Header | None]:
     """Returns state, thread names and memory of processes [pid, start_ns]; None for an ended or forbidden process."""
-    found: list[dict[str, Any] | None] = []
+    found: list[Header | None] = []
     for pid, start_ns in wanted[:MAX_TARGETS]:
         try:
             with Target(int(pid), int(start_ns)) as target:

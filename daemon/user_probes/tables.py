@@ -8,11 +8,10 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import ConfigError, FormatError, StoreError
 from probing.api.tables import TABLES, Table
-from probing.api.tables.user import MAX_COLUMNS, user_table, user_table_from, user_table_to
+from probing.api.tables.user import MAX_COLUMNS, UserTable, user_table, user_table_from, user_table_to
 from probing.daemon.user_probes.spec import Spec
 
 __all__ = ("UserTables",)
@@ -51,7 +50,7 @@ class UserTables(Mapping[str, Table]):
         """The directory of the file, which is the daemon's own."""
         return self._file.parent
 
-    def described(self) -> list[dict[str, Any]]:
+    def described(self) -> list[UserTable]:
         """Returns the users' tables, as JSON for ``user_table_from``."""
         return [user_table_to(table) for table in list(self._user.values())]
 

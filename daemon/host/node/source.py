@@ -14,6 +14,7 @@ from probing.daemon.backoff import Patience
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.host.node.rows import NodeRows
+from probing.daemon.ipc import Header
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.processes.reader_pool import ReaderPool
@@ -122,7 +123,7 @@ class SpaceSource(_HostSource):
         self._looked = True
         self._put(self.table, rows)
 
-    def _shared(self, found: Row, watched: list[Identity]) -> list[Row]:
+    def _shared(self, found: Header, watched: list[Identity]) -> list[Row]:
         seen = {space["device"] for space in found["local"]}
         rows = []
         for who, space in zip(watched, found["shared"], strict=False):

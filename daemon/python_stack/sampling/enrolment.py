@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from probing.api.errors import CorruptTarget, ProbingError
+from probing.daemon.ipc import Header
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.sampling.adoption import Adopted, Adoption, ReadChecks
 from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses
@@ -153,7 +154,7 @@ class Enrolment:
 
         self._change(change)
 
-    def _scan(self, key: ProcessKey, runtime: RuntimeInfo) -> dict[str, Any]:
+    def _scan(self, key: ProcessKey, runtime: RuntimeInfo) -> Header:
         try:
             return self._readers.call(
                 "threads",

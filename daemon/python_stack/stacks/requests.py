@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetError, UnsupportedTarget
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Range
 from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.procfs import Mapping as Mapped
@@ -222,7 +222,7 @@ def _partial(target: _Target, answer: Message) -> Failure:
     return Failure(*target, TargetError(message))
 
 
-def _arguments(runtime: RuntimeInfo, deadline: float, with_locals: bool) -> dict[str, Any]:
+def _arguments(runtime: RuntimeInfo, deadline: float, with_locals: bool) -> Header:
     timeout_ms = max(1, int(seconds_left(deadline) * 1000))
     more = {"locals": True} if with_locals else {}
     return {"runtime": runtime.to_dict(), "timeout_ms": timeout_ms, **more}
