@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import PrivilegeError, ProbingError, ProcessGone, TargetError
 from probing.daemon.ipc import Header
@@ -30,7 +30,7 @@ from probing.daemon.processes.procfs import (
     parse_status,
 )
 
-__all__ = ("Target", "identity", "list_processes", "states")
+__all__ = ("Summary", "Target", "identity", "list_processes", "states")
 
 MAX_ENVIRON = 4 << 20
 MAX_CMDLINE = 16 << 10
@@ -203,8 +203,19 @@ def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[Heade
     return found
 
 
-def list_processes(pids: list[int] | None) -> list[list[Any]]:
-    """Returns [pid, start_ns, ppid, state, comm, exe] of all processes, or of ``pids``, without kernel threads."""
+class Summary(NamedTuple):
+    """What a list of processes has of each; ``state`` is the kernel's letter."""
+
+    pid: int
+    start_ns: int
+    ppid: int
+    state: str
+    comm: str
+    exe: str
+
+
+def list_processes(pids: list[int] | None) -> list[Summary]:
+    """Returns all processes, or those of ``pids``, without kernel threads."""
     if pids is None:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     found = []
@@ -218,13 +229,13 @@ def list_processes(pids: list[int] | None) -> list[list[Any]]:
     return found
 
 
-def _summary(target: Target) -> list[Any]:
+def _summary(target: Target) -> Summary:
     seen = target.stat
     try:
         exe = clean_text(target.link("exe"), MAX_ARGUMENT)
     except (ProcessGone, PrivilegeError):
         exe = ""
-    return [seen.pid, seen.start_ns, seen.ppid, seen.state, clean_text(seen.comm, 64), exe]
+    return Summary(seen.pid, seen.start_ns, seen.ppid, seen.state, clean_text(seen.comm, 64), exe)
 
 
 def _ancestors(pid: int) -> list[list[Any]]:
@@ -233,11 +244,11 @@ def _ancestors(pid: int) -> list[list[Any]]:
     while pid > 1 and len(found) < MAX_ANCESTORS:
         try:
             with Target(pid) as target:
-                _, start_ns, parent, _, _, exe = _summary(target)
+                seen = _summary(target)
         except TargetError:
             break
-        found.append([pid, start_ns, exe.removesuffix(" (deleted)").rpartition("/")[2]])
-        pid = parent
+        found.append([pid, seen.start_ns, seen.exe.removesuffix(" (deleted)").rpartition("/")[2]])
+        pid = seen.ppid
     return found
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pyarrow as pa
 
@@ -20,7 +18,8 @@ from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.rdma.nldev import NETLINK_RDMA, QueuePairsRead
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.parsers import ParserPool, answer_of
-from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
+from probing.daemon.processes.target import Summary
 from probing.daemon.source import Identity, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -66,7 +65,7 @@ class QueuePairs(Source):
         return [totals.of(self.name, self.table, state="degraded" if self._reason else "", reason=self._reason)]
 
     def _read(self) -> QueuePairsRead:
-        if not json.loads(self._readers.call("rdma_devices", timeout=TIMEOUT_S, node=node_processes()).payload):
+        if not payload_of(list[str], self._readers.call("rdma_devices", timeout=TIMEOUT_S, node=node_processes())):
             # The kernel would try to load a module for the socket.
             return {"qps": [], "problems": []}
         if self._pauses.held("netlink"):
@@ -82,15 +81,15 @@ class QueuePairs(Source):
         self._pauses.worked(["netlink"])
         return answer_of(QueuePairsRead, answer)
 
-    def _names(self, pids: set[int]) -> dict[int, list[Any]]:
-        """[pid, start_ns, ppid, state, comm, exe] of processes that are not watched, by pid."""
+    def _names(self, pids: set[int]) -> dict[int, Summary]:
+        """Returns the processes that are not watched, by pid."""
         if not pids:
             return {}
-        rows = json.loads(self._readers.call("list", timeout=TIMEOUT_S, pids=sorted(pids)).payload)
-        return {row[0]: row for row in rows}
+        processes = payload_of(list[Summary], self._readers.call("list", timeout=TIMEOUT_S, pids=sorted(pids)))
+        return {process.pid: process for process in processes}
 
 
-def _owner(who: Identity | None, other: list[Any] | None) -> Row:
+def _owner(who: Identity | None, other: Summary | None) -> Row:
     if who is not None:
         return {"job": who.job, "run": who.run, "start_ns": who.start_ns, "rank": who.rank}
-    return {"start_ns": other[1], "comm": other[4]} if other else {}
+    return {"start_ns": other.start_ns, "comm": other.comm} if other else {}

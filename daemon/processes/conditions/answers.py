@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from probing.api.errors import InternalError, ProbingError
-from probing.api.typed import typed_json
+from probing.api.errors import ProbingError
 from probing.daemon.ipc import Header
 from probing.daemon.processes.conditions.counters import ConditionsRead, Load
-from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool
+from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool, payload_of
 from probing.daemon.source import Identity
 from probing.daemon.stack_wire import ReadFailure
 
@@ -42,7 +41,7 @@ class ConditionAnswers:
             if isinstance(answer, ProbingError):
                 failures.append({"pid": pid, "rank": who.rank, "job": who.job, "error": answer.to_dict()})
             else:
-                found = typed_json(Header, answer.payload)
+                found = payload_of(Header, answer)
                 processes.append({"job": who.job, "run": who.run, "rank": who.rank, "role": who.role, **found})
         return {"processes": processes, "loads": self._loads(deadline - time.monotonic()), "failures": failures}
 
@@ -53,8 +52,4 @@ class ConditionAnswers:
             answer = self._readers.call("loads", timeout=timeout + GRACE_S, timeout_ms=max(1, int(timeout * 1000)))
         except ProbingError:
             return None
-        try:
-            loads: list[Load] | None = typed_json(list[Load] | None, answer.payload)
-        except ValueError as e:
-            raise InternalError(f"a reader's list of processes makes no sense: {e}") from e
-        return loads
+        return None if answer.payload == b"null" else payload_of(list[Load], answer)

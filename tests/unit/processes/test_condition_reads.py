@@ -124,7 +124,7 @@ def test_loads_are_asked_for_in_the_time_that_is_left() -> None:
 
     readers: Any = Slow()
     answers = ConditionAnswers(readers, lambda _pids, _job: [])
-    assert answers.conditions([], "j", 60.0)["loads"] == [[5, 7, "a", 0, 30]]
+    assert answers.conditions([], "j", 60.0)["loads"] == [Load(5, 7, "a", 0, 30)]
     assert answers.conditions([], "j", 0.01)["loads"] is None
     assert asked == ["condition", "loads", "condition"]
 
