@@ -13,10 +13,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from probing.api.errors import ConfigError, ProbingError, StoreError, UsageError
+from probing.api.typed import typed_json
 from probing.daemon.collector.settings import check_setting
 from probing.daemon.config import Config, checked_text, is_collected, options, text_of
 from probing.daemon.source import Identity
@@ -46,7 +48,8 @@ _log = logging.getLogger(__name__)
 _Scope = tuple[str, str, int, int]
 
 
-class _Change(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Change:
     """``until_ns``: when the change expires, UTC ns; 0: never."""
 
     key: str
@@ -223,7 +226,7 @@ class Changes:
         partial = self._path.with_suffix(".new")
         try:
             with partial.open("w") as file:
-                json.dump([c._asdict() for c in kept], file, indent=1)
+                json.dump([asdict(c) for c in kept], file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self._path)
@@ -232,14 +235,14 @@ class Changes:
 
     def _read(self) -> list[_Change]:
         try:
-            with self._path.open() as file:
-                found = [_Change(**entry) for entry in json.loads(file.read(_MAX_FILE))]
+            with self._path.open("rb") as file:
+                found = typed_json(list[_Change], file.read(_MAX_FILE))
             for change in found:
                 self._check(change.key, bool(change.job or change.pid))
                 check_setting(change.key, checked_text(change.key, change.text))
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, TypeError, RecursionError, ProbingError) as e:
+        except (OSError, ValueError, ProbingError) as e:
             # A damaged file does not keep the daemon from starting; its changes have to be made again.
             _log.warning("%s is left out, it makes no sense: %s", self._path, e)
             return []

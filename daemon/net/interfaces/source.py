@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.api.tables.net import INTERFACE_COUNTERS, INTERFACE_EVENTS, INTERFACES
+from probing.api.tables.schema import Row
 from probing.daemon.backoff import Pauses
 from probing.daemon.clock import Clock
 from probing.daemon.columns import batch, named, numbers, texts, times
@@ -25,7 +25,7 @@ from probing.daemon.net.tcp.source import TcpSource
 from probing.daemon.processes.namespaces import own_namespace
 from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.procfs import clean_text
-from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Processes, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -143,7 +143,7 @@ class InterfaceSource(Source):
         self._readers, self._processes, self._namespaces = readers, processes, namespaces
         self._sink, self._clock, self._node, self._interval_s = sink, clock, node, interval_s
         self._addresses = Addresses(parsers)
-        self._details: dict[str, dict[str, Any]] = {}
+        self._details: dict[str, Row] = {}
         self._looked = -DETAILS_S
         self._counters = Counters()
         self._pauses = Pauses()
@@ -194,7 +194,8 @@ class InterfaceSource(Source):
             self._reasons.pop(what, None)
 
     def _read_details(self) -> None:
-        found = json.loads(self._readers.call("link_details", timeout=TIMEOUT_S, node=node_processes()).payload)
+        answer = self._readers.call("link_details", timeout=TIMEOUT_S, node=node_processes())
+        found = payload_of(dict[str, Row], answer)
         if found.keys() != self._details.keys():
             self._ask("addresses", lambda: self._addresses.refresh(now=True))
         self._details = found
@@ -202,8 +203,8 @@ class InterfaceSource(Source):
     def _read(self) -> None:
         keys = list(self._namespaces().values())
         targets = [list(key) for key in keys]
-        asked: dict[str, Any] = {"targets": targets, "node": node_processes()}
-        found = json.loads(self._readers.call("links", timeout=TIMEOUT_S, **asked).payload)
+        answer = self._readers.call("links", timeout=TIMEOUT_S, targets=targets, node=node_processes())
+        found = payload_of(list[tuple[int, str] | None], answer)
         pair = self._clock.pair()
         interfaces = list(self._interfaces([None, *keys], found))
         if not interfaces:
@@ -217,7 +218,9 @@ class InterfaceSource(Source):
             made = _interface_batch(self._node, pair.real_ns, interfaces, values, differences, rows)
             self._sink.put(self.table, made)
 
-    def _interfaces(self, keys: Sequence[ProcessKey | None], found: list[Any]) -> Iterator[_Interface]:
+    def _interfaces(
+        self, keys: Sequence[ProcessKey | None], found: Sequence[tuple[int, str] | None]
+    ) -> Iterator[_Interface]:
         """Yields the interfaces in ``found``. ``keys``: a process in each namespace; None for the node's namespace. A
         namespace that was read before is left out: jobs may share the node's namespace."""
         seen: set[int] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from math import nan
@@ -23,7 +22,7 @@ from probing.daemon.context import Context
 from probing.daemon.net.counters import UNKNOWN, Counters, Differences, per_second
 from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.rdma.reading import COUNTED
-from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -124,7 +123,7 @@ class RdmaPorts(Source):
         try:
             if details:
                 answer = self._readers.call("rdma_devices", timeout=TIMEOUT_S, **self._where)
-                self._devices = json.loads(answer.payload)
+                self._devices = payload_of(list[str], answer)
                 self._looked = now
             ports = self._read(details)
             self._reason = ""
@@ -166,7 +165,6 @@ class RdmaPorts(Source):
         self._pauses.worked([device])
         return ports
 
-    def _ask(self, devices: list[str], details: bool, timeout: float) -> list[Any]:
+    def _ask(self, devices: list[str], details: bool, timeout: float) -> list[Row]:
         answer = self._readers.call("rdma_ports", timeout=timeout, devices=devices, details=details, **self._where)
-        ports: list[Any] = json.loads(answer.payload)
-        return ports
+        return payload_of(list[Row], answer)

@@ -6,7 +6,6 @@ bits in the order of the machine. The files have no figures of connections; the 
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import sys
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from probing.daemon.net.tcp.reading import ProcSocket
 from probing.daemon.net.tcp.sock_diag import LISTEN, SOCKET
-from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import ProcessKey
 
 __all__ = ("ProcSockets", "as_sockets")
@@ -43,7 +42,7 @@ class ProcSockets:
             return {}
         targets = [list(key) for key in namespaces.values()]
         answer = self._readers.call("tcp_sockets", timeout=TIMEOUT_S, targets=targets)
-        parts = zip(namespaces, json.loads(answer.payload), strict=True)
+        parts = zip(namespaces, payload_of(list[list[ProcSocket] | None], answer), strict=True)
         return {netns: as_sockets(part) for netns, part in parts if part is not None}
 
 

@@ -8,7 +8,6 @@ by the address of a socket that is closed by then.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -28,7 +27,7 @@ from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.net.tcp.sock_diag import LISTEN, NETLINK_SOCK_DIAG, address_text
 from probing.daemon.processes.namespaces import own_namespace, socket_in
-from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("KEPT_NS", "MAX_ROWS", "DiagSockets", "Endpoints", "Owners")
@@ -182,13 +181,12 @@ class Owners:
         self._inodes = np.array(sorted(owners), np.int64)
         self._owners = np.array([owners[inode] for inode in self._inodes.tolist()], np.int64)
 
-    def _ask(self, keys: list[ProcessKey]) -> tuple[list[Any], float]:
+    def _ask(self, keys: list[ProcessKey]) -> tuple[list[tuple[int, list[int]] | None], float]:
         """Returns the answer of ``held_sockets``, and the CPU time that it took, s."""
         timeout_ms = int(OWNERS_TIMEOUT_S * 500)
         targets = [list(key) for key in keys]
         answer = self._readers.call("sockets", timeout=OWNERS_TIMEOUT_S, targets=targets, timeout_ms=timeout_ms)
-        held: list[Any] = json.loads(answer.payload)
-        return held, float(answer.header.get("cpu_s") or 0.0)
+        return payload_of(list[tuple[int, list[int]] | None], answer), float(answer.header.get("cpu_s") or 0.0)
 
 
 def _rank(who: Identity) -> tuple[int, int, int]:

@@ -7,7 +7,6 @@ and netstat (Documentation/networking/snmp_counter.rst) of a process in the name
 
 from __future__ import annotations
 
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,7 +29,7 @@ from probing.daemon.net.tcp.rows import Columns, path_batch, tcp_batch
 from probing.daemon.net.tcp.sock_diag import LISTEN, read_sockets
 from probing.daemon.net.tcp.sockets import DiagSockets, Endpoints, Owners
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -87,7 +86,8 @@ class _NamespaceTotals:
         if not known:
             return None
         targets = [list(key) for key in known.values()]
-        found = json.loads(self._readers.call("tcp_totals", timeout=TIMEOUT_S, targets=targets).payload)
+        answer = self._readers.call("tcp_totals", timeout=TIMEOUT_S, targets=targets)
+        found = payload_of(list[list[int | None] | None], answer)
         read = [(netns, key, totals) for (netns, key), totals in zip(known.items(), found, strict=True) if totals]
         values = [[UNKNOWN if value is None else value for value in totals[1:]] for _, _, totals in read]
         shaped = np.array(values, np.int64).reshape(len(read), len(_COLUMNS))
