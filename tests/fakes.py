@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import selectors
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,10 +19,11 @@ from probing.api.errors import ProbingError
 from probing.daemon.elf.file import Elf
 from probing.daemon.elf.symbols import FileSymbols, matching_symbols
 from probing.daemon.ipc import Message
+from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.source import Identity, Loss
 from probing.daemon.source_state import Totals
 
-__all__ = ("TOTALS", "Now", "Parsers", "Processes", "Readers", "Sink", "SkippingLoop", "rows_of")
+__all__ = ("TOTALS", "LiveReaders", "Now", "Parsers", "Processes", "Readers", "Sink", "SkippingLoop", "rows_of")
 
 TOTALS = Totals("running", {}, {})
 
@@ -125,6 +128,17 @@ class Readers:
 
     def count(self, op: str) -> int:
         return sum(1 for asked, _ in self.asked if asked == op)
+
+
+class LiveReaders:
+    """Answers ``maps`` and ``open`` of live processes as a reader does, in this process."""
+
+    def call(self, op: str, *, pid: int, **args: Any) -> Message:
+        maps = Path(f"/proc/{pid}/maps").read_bytes()
+        if op == "maps":
+            return Message({}, maps)
+        (mapping,) = [m for m in parse_maps(maps) if m.start == args["start"]]
+        return Message({}, fds=[os.open(mapping.path, os.O_RDONLY)])
 
 
 class Parsers:
