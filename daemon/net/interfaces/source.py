@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,11 +20,10 @@ from probing.daemon.clock import Clock
 from probing.daemon.columns import batch, named, numbers, texts, times
 from probing.daemon.context import Context
 from probing.daemon.net.counters import UNKNOWN, Counters, Differences, per_second
-from probing.daemon.net.interfaces.addresses import Addresses
 from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.tcp.source import TcpSource
 from probing.daemon.processes.namespaces import own_namespace
-from probing.daemon.processes.parsers import ParserPool
+from probing.daemon.processes.parsers import ParserPool, answer_of
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Processes, ProcessKey, Sink, Source
@@ -36,6 +36,8 @@ __all__ = (
 
 _COUNTED = (*INTERFACE_COUNTERS, "carrier_changes")
 MAX_LINES = 1_024
+# Time for the addresses, and between two readings of them, s.
+ADDRESSES_S, AGAIN_S = 1.0, 300.0
 _MOST = (1 << 63) - 1
 _LINE = re.compile(r"\s*(.{1,64}?):\s*((?:\d{1,20}\s+){15}\d{1,20})\s*")
 # The place of each of INTERFACE_COUNTERS in a line: received are bytes, packets, errs, drop, fifo, frame, compressed,
@@ -123,6 +125,28 @@ DETAILS_S = 10.0
 MAX_ROWS = 512
 
 
+class _Addresses:
+    """The addresses of our network namespace, read again every five minutes. Not safe for two threads at once."""
+
+    def __init__(self, parsers: ParserPool) -> None:
+        self._parsers = parsers
+        self._asked = -AGAIN_S
+        self._found: dict[str, list[str]] = {}
+
+    def of(self, ifindex: int | None) -> str | None:
+        """Returns the addresses of an interface, comma separated; None: no address is known."""
+        return ", ".join(self._found.get(str(ifindex), ())) or None
+
+    def refresh(self, *, now: bool = False) -> None:
+        """Reads the addresses if that is due, or ``now``. Raises ProbingError when the kernel does not answer."""
+        if not now and time.monotonic() - self._asked < AGAIN_S:
+            return
+        self._asked = time.monotonic()
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE) as sock:
+            answer = self._parsers.call("interface_addresses", fds=[sock.fileno()], timeout=ADDRESSES_S)
+        self._found = answer_of(dict[str, list[str]], answer)
+
+
 class InterfaceSource(Source):
     """Reads the counters of all interfaces each time, and their details, which change seldom, every 10 s."""
 
@@ -142,7 +166,7 @@ class InterfaceSource(Source):
     ) -> None:
         self._readers, self._processes, self._namespaces = readers, processes, namespaces
         self._sink, self._clock, self._node, self._interval_s = sink, clock, node, interval_s
-        self._addresses = Addresses(parsers)
+        self._addresses = _Addresses(parsers)
         self._details: dict[str, Row] = {}
         self._looked = -DETAILS_S
         self._counters = Counters()
