@@ -36,8 +36,8 @@ __all__ = (
 
 _COUNTED = (*INTERFACE_COUNTERS, "carrier_changes")
 MAX_LINES = 1_024
-# Time for the addresses, and between two readings of them, s.
-ADDRESSES_S, AGAIN_S = 1.0, 300.0
+# Time between two readings of the addresses, s.
+AGAIN_S = 300.0
 _MOST = (1 << 63) - 1
 _LINE = re.compile(r"\s*(.{1,64}?):\s*((?:\d{1,20}\s+){15}\d{1,20})\s*")
 # The place of each of INTERFACE_COUNTERS in a line: received are bytes, packets, errs, drop, fifo, frame, compressed,
@@ -143,7 +143,7 @@ class _Addresses:
             return
         self._asked = time.monotonic()
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE) as sock:
-            answer = self._parsers.call("interface_addresses", fds=[sock.fileno()], timeout=ADDRESSES_S)
+            answer = self._parsers.call("interface_addresses", fds=[sock.fileno()], timeout=TIMEOUT_S)
         self._found = answer_of(dict[str, list[str]], answer)
 
 

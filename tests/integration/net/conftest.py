@@ -17,5 +17,4 @@ PATIENCE_S = 60.0
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (addresses, interfaces, qps, ports):
         monkeypatch.setattr(module, "TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(interfaces, "ADDRESSES_S", PATIENCE_S)
     monkeypatch.setattr(sockets, "OWNERS_TIMEOUT_S", PATIENCE_S)
