@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 _LACKS = {
     "array": "no list",
     "bool": "neither true nor false",
-    "float": "no finite number",
+    "float": "no number",
     "int": "no integer",
     "object": "no object",
     "str": "no text",

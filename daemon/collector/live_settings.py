@@ -13,9 +13,10 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from probing.api.errors import ConfigError, ProbingError, StoreError, UsageError
 from probing.api.typed import typed_json
@@ -48,8 +49,7 @@ _log = logging.getLogger(__name__)
 _Scope = tuple[str, str, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(msgspec.Struct, frozen=True):
     """``until_ns``: when the change expires, UTC ns; 0: never."""
 
     key: str
@@ -226,7 +226,7 @@ class Changes:
         partial = self._path.with_suffix(".new")
         try:
             with partial.open("w") as file:
-                json.dump([asdict(c) for c in kept], file, indent=1)
+                json.dump([msgspec.structs.asdict(c) for c in kept], file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self._path)

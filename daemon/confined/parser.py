@@ -5,8 +5,8 @@ by Landlock all files but the interpreter's. One request at a time, each bounded
 time.
 
 * ``ping``: header ``pid`` of the parser.
-* ``symbols`` (``patterns``, and one descriptor): payload, JSON, ``elf.symbols.FileSymbols`` as an object; a symbol is
-  an array, its ``head`` in base64.
+* ``symbols`` (``patterns``, and one descriptor): payload, JSON, ``found``: ``elf.symbols.FileSymbols``, with the
+  ``head`` of a symbol in base64.
 * ``unwind``: ``python_stack.native.unwind``.
 * ``flight_dump``: ``nccl_uprobes.flight_recorder.dump``.
 * ``ras_report``: ``nccl_uprobes.ras.json_report``.
@@ -101,8 +101,7 @@ def _symbols_answer(request: Message) -> bytes:
     symbols = [
         [*symbol[:-1], b2a_base64(symbol.head, newline=False).decode()] for symbol in matching_symbols(elf, patterns)
     ]
-    answer = {"symbols": symbols, "first_vaddr": elf.first_vaddr, "relocated": elf.relocated}
-    return json.dumps(answer).encode()
+    return json.dumps({"found": [symbols, elf.first_vaddr, elf.relocated]}).encode()
 
 
 # Imported with the first such request: each pool of parsers gets a few kinds.

@@ -11,7 +11,6 @@ import re
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, compress, count, islice
 from typing import NamedTuple
 
@@ -91,8 +90,7 @@ class Symbol(NamedTuple):
     head: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class FileSymbols:
+class FileSymbols(NamedTuple):
     """Symbols of one file, the address of its first loaded segment, and whether it may be loaded elsewhere."""
 
     symbols: tuple[Symbol, ...]

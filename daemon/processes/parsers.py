@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.api.typed import typed, typed_json
@@ -26,6 +26,10 @@ FILES_IDLE_S = 30.0
 PARSE_TIMEOUT_S = 5.0
 MAX_CACHED_FILES, MAX_CACHED_SYMBOLS = 256, 8_192
 _T = TypeVar("_T")
+
+
+class _Symbols(TypedDict):
+    found: FileSymbols
 
 
 class ParserPool:
@@ -63,7 +67,7 @@ class ParserPool:
         answer: FileSymbols | UnsupportedTarget
         try:
             header = self.call("symbols", fds=[fd], timeout=timeout, patterns=list(patterns))
-            answer = answer_of(FileSymbols, header)
+            answer = answer_of(_Symbols, header)["found"]
         except UnsupportedTarget as e:
             answer = e
         with self._lock:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from probing.api.errors import FormatError, StoreError
 from probing.api.typed import typed_json
 from probing.daemon.store.files import FILE_MODE, read_file
@@ -50,15 +52,14 @@ class Entry:
     done: bool = False
 
 
-@dataclass(slots=True)
-class _Line:
+class _Line(msgspec.Struct):
     """A line of the file: an entry, or with its ``number`` alone what has become of it."""
 
     number: int
     sha: str = ""
     node: str = ""
     parts: tuple[int, int] | None = None
-    tables: dict[str, Span] = field(default_factory=dict)
+    tables: dict[str, Span] = {}
     pieces: int | None = None
     done: bool = False
 
