@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from probing.api.errors import ProbingError
+from probing.api.errors import ProbingError, ProcessGone
 from probing.daemon.elf.file import Elf
 from probing.daemon.elf.symbols import FileSymbols, matching_symbols
 from probing.daemon.ipc import Message
@@ -134,9 +134,13 @@ class LiveReaders:
     """Answers ``maps`` and ``open`` of live processes as a reader does, in this process."""
 
     def call(self, op: str, *, pid: int, **args: Any) -> Message:
-        maps = Path(f"/proc/{pid}/maps").read_bytes()
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_bytes()
+        except OSError as e:
+            raise ProcessGone(f"process {pid} has ended") from e
         if op == "maps":
-            return Message({}, maps)
+            named = [line for line in maps.splitlines(keepends=True) if b" /" in line]
+            return Message({}, b"".join(named) if args.get("files") else maps)
         (mapping,) = [m for m in parse_maps(maps) if m.start == args["start"]]
         return Message({}, fds=[os.open(mapping.path, os.O_RDONLY)])
 
