@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from inspect import Parameter, signature
 from typing import Any, TypeVar, get_type_hints, overload
 
 import msgspec
@@ -66,15 +65,15 @@ def with_fields(function: Callable[..., _T]) -> Callable[[Mapping[str, Any]], _T
     annotation. Fields that are no parameters are left out. It raises UsageError for fields that are missing or wrong.
     """
     hints = get_type_hints(function)
-    parameters = signature(function).parameters.values()
-    kind = msgspec.defstruct(
-        function.__name__,
-        [(p.name, hints[p.name], msgspec.NODEFAULT if p.default is Parameter.empty else p.default) for p in parameters],
-    )
+    hints.pop("return", None)
+    defaults = getattr(function, "__defaults__", None) or ()
+    given = [msgspec.NODEFAULT] * (len(hints) - len(defaults))
+    fields = [(name, kind, default) for (name, kind), default in zip(hints.items(), [*given, *defaults], strict=True)]
+    struct = msgspec.defstruct(function.__name__, fields)
 
-    def call(fields: Mapping[str, Any]) -> _T:
+    def call(request: Mapping[str, Any]) -> _T:
         try:
-            arguments = typed(kind, fields)
+            arguments = typed(struct, request)
         except ValueError as e:
             raise UsageError(f"a request makes no sense: {e}") from e
         return function(**msgspec.structs.asdict(arguments))

@@ -1,4 +1,4 @@
-"""The wire format of Python stacks: reader -> collector -> service.
+"""The wire format of Python stacks, variables and conditions: reader -> collector -> service.
 
 A reader packs the threads of one process as JSON, with each name of a function or file once, because the threads of a
 training repeat themselves (``pack``). The collector puts the JSON of all processes behind one index, unread
@@ -18,7 +18,9 @@ __all__ = (
     "CUT",
     "MAX_BYTES",
     "VARIABLE_BYTES",
+    "ConditionsRead",
     "Frame",
+    "Load",
     "NamedVariable",
     "ProcessStacks",
     "ReadFailure",
@@ -126,6 +128,25 @@ class VariablesRead(TypedDict):
     """The variables of several processes, and the processes that could not be read."""
 
     values: list[_JobVariable]
+    failures: list[ReadFailure]
+
+
+class Load(NamedTuple):
+    """The load of a process: ``cpu_ns`` since its start in ticks of 10 ms; its main thread last ran on ``cpu``."""
+
+    pid: int
+    start_ns: int
+    name: str
+    cpu: int | None
+    cpu_ns: int
+
+
+class ConditionsRead(TypedDict):
+    """``processes``: job, run, rank and role of each, and the fields of ``conditions.condition.read_condition``.
+    ``loads``: those of all processes of the node, None when they were not read in time."""
+
+    processes: list[Header]
+    loads: list[Load] | None
     failures: list[ReadFailure]
 
 

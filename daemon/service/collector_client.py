@@ -15,10 +15,9 @@ from probing.api.tables import Table
 from probing.api.tables.user import user_table_from
 from probing.api.typed import typed, typed_json
 from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Header, Message, connect, error_of
-from probing.daemon.processes.conditions.counters import ConditionsRead
 from probing.daemon.query.caller import wait_readable
 from probing.daemon.query.snapshot import QueryFile, QuerySnapshot
-from probing.daemon.stack_wire import ProcessStacks, ReadFailure, VariablesRead, split_stacks
+from probing.daemon.stack_wire import ConditionsRead, ProcessStacks, ReadFailure, VariablesRead, split_stacks
 from probing.daemon.store.needs import Need
 
 __all__ = ("CollectorClient",)

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, QueryError
-from probing.daemon.processes.conditions.counters import ConditionsRead
 from probing.daemon.query.answer import StatementEnd
 from probing.daemon.query.engine import Engine
-from probing.daemon.stack_wire import ProcessStacks, ReadFailure, VariablesRead
+from probing.daemon.stack_wire import ConditionsRead, ProcessStacks, ReadFailure, VariablesRead
 from probing.diagnosis.facts import Missing
 
 __all__ = ("Collector", "Row", "Rows", "live_rows", "query_rows", "seconds_left")

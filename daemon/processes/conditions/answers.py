@@ -8,10 +8,9 @@ from functools import partial
 
 from probing.api.errors import ProbingError
 from probing.daemon.ipc import Header
-from probing.daemon.processes.conditions.counters import ConditionsRead, Load
 from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool, payload_of
 from probing.daemon.source import Identity
-from probing.daemon.stack_wire import ReadFailure
+from probing.daemon.stack_wire import ConditionsRead, Load, ReadFailure
 
 __all__ = ("ConditionAnswers",)
 

@@ -19,17 +19,14 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from probing.api.errors import ProbingError
-from probing.daemon.ipc import Header
 from probing.daemon.processes.procfs import TICK_NS, clean_text, parse_stat
 from probing.daemon.processes.target import Target
-from probing.daemon.stack_wire import ReadFailure
+from probing.daemon.stack_wire import Load
 
 __all__ = (
-    "ConditionsRead",
-    "Load",
     "asleep_ns",
     "exec_start_ns",
     "idle_ns",
@@ -225,25 +222,6 @@ def _read(target: Target, name: str) -> bytes:
 
 MAX_PIDS = 16_384
 MAX_NEIGHBOURS = 5
-
-
-class Load(NamedTuple):
-    """The load of a process: ``cpu_ns`` since its start in ticks of 10 ms; its main thread last ran on ``cpu``."""
-
-    pid: int
-    start_ns: int
-    name: str
-    cpu: int | None
-    cpu_ns: int
-
-
-class ConditionsRead(TypedDict):
-    """``processes``: job, run, rank and role of each, and the fields of ``read_condition``. ``loads``: those of all
-    processes of the node, None when they were not read in time."""
-
-    processes: list[Header]
-    loads: list[Load] | None
-    failures: list[ReadFailure]
 
 
 def read_loads(deadline: float, proc: Path = Path("/proc")) -> list[Load] | None:
