@@ -15,7 +15,7 @@ from typing import NamedTuple, TypedDict
 
 from probing.api.errors import ProbingError
 from probing.api.tables.schema import Row
-from probing.api.typed import typed_json
+from probing.api.typed import typed, typed_json
 from probing.daemon.ipc import Channel, ChannelClosed, Header, Message, connect
 
 __all__ = ("Content", "Failure", "NvmlSession", "Reading")
@@ -43,6 +43,23 @@ class Content(TypedDict, total=False):
     events: list[Row]
     events_dropped: int
     problems: list[str]
+
+
+class _Hung(TypedDict):
+    call: str
+    device: str
+    seconds: float
+
+
+class _Failed(TypedDict):
+    kind: str
+    text: str
+
+
+class _Header(TypedDict, total=False):
+    hung: _Hung
+    failed: _Failed
+    events: list[Row]
 
 
 class Reading(NamedTuple):
@@ -190,14 +207,14 @@ class NvmlSession:
         return self._fail(Failure("ended", "the process that asks the driver has ended"))
 
     def _read(self, answer: Message) -> Reading | Failure:
-        header = answer.header
-        events = [event for event in header.get("events", ()) if isinstance(event, dict)]
+        header = typed(_Header, answer.header)
+        events = header.get("events", [])
         if hung := header.get("hung"):
-            call, seconds = str(hung.get("call"))[:100], float(hung.get("seconds", 0))
+            call, seconds = hung["call"][:100], hung["seconds"]
             text = f"{call} did not return within {seconds:.1f} s"
-            return self._fail(Failure("hung", text, call, str(hung.get("device", ""))[:16], seconds, events))
+            return self._fail(Failure("hung", text, call, hung["device"][:16], seconds, events))
         if failed := header.get("failed"):
-            return self._fail(Failure(str(failed.get("kind")), str(failed.get("text"))[:300], events=events))
+            return self._fail(Failure(failed["kind"], failed["text"][:300], events=events))
         if len(answer.payload) > MAX_PAYLOAD:
             raise ValueError("too large")
         content = typed_json(Content, answer.payload)
