@@ -27,7 +27,7 @@ MAX_PAYLOAD = 1 << 30
 MAX_FDS = 16
 _FRAME = struct.Struct("!II")
 _CREDENTIALS = struct.Struct("3i")
-# The JSON object of a message.
+# The JSON object of a message, in its header or its payload.
 Header = dict[str, Any]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.api.errors import UsageError
 from probing.api.tables import table_named
-from probing.api.tables.schema import F64, TEXT, TIME, Type
+from probing.api.tables.schema import F64, TEXT, TIME, Row, Type
 
 __all__ = ("checked_row",)
 
@@ -16,7 +16,7 @@ _MAX_NAME = 4096
 _MAX_TEXT = 1 << 19
 
 
-def checked_row(table: str, row: Any, without: frozenset[str]) -> dict[str, Any]:
+def checked_row(table: str, row: Any, without: frozenset[str]) -> Row:
     """Returns ``row`` if it is one of ``table`` with columns of the right types, times as int, and none of ``without``.
 
     Raises UsageError.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 __all__ = ("SourceState", "Totals", "first_of")
 
@@ -22,16 +22,6 @@ class SourceState(NamedTuple):
     rows: int = 0
     lost: int = 0
     detail: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "state": self.state,
-            "reason": self.reason,
-            "rows": self.rows,
-            "lost": self.lost,
-            "detail": self.detail,
-        }
 
 
 @dataclass(frozen=True, slots=True)

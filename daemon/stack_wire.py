@@ -1,4 +1,4 @@
-"""The wire format of Python stacks: reader -> collector -> service.
+"""The wire format of Python stacks, variables and conditions: reader -> collector -> service.
 
 A reader packs the threads of one process as JSON, with each name of a function or file once, because the threads of a
 training repeat themselves (``pack``). The collector puts the JSON of all processes behind one index, unread
@@ -12,16 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 from probing.api.errors import InternalError
+from probing.daemon.ipc import Header
 
 __all__ = (
     "CUT",
     "MAX_BYTES",
     "VARIABLE_BYTES",
+    "ConditionsRead",
     "Frame",
+    "Load",
     "NamedVariable",
     "ProcessStacks",
+    "ReadFailure",
     "Thread",
     "Variable",
+    "VariablesRead",
     "join_stacks",
     "json_bytes",
     "pack",
@@ -104,6 +109,47 @@ class Thread(_Thread, total=False):
     start_ns: int
 
 
+class ReadFailure(TypedDict):
+    """Why a process could not be read; ``error`` as ``ProbingError.to_dict`` has it."""
+
+    pid: int
+    rank: int | None
+    job: str
+    error: dict[str, str]
+
+
+class _JobVariable(NamedVariable):
+    job: str
+    run: str
+    rank: int | None
+
+
+class VariablesRead(TypedDict):
+    """The variables of several processes, and the processes that could not be read."""
+
+    values: list[_JobVariable]
+    failures: list[ReadFailure]
+
+
+class Load(NamedTuple):
+    """The load of a process: ``cpu_ns`` since its start in ticks of 10 ms; its main thread last ran on ``cpu``."""
+
+    pid: int
+    start_ns: int
+    name: str
+    cpu: int | None
+    cpu_ns: int
+
+
+class ConditionsRead(TypedDict):
+    """``processes``: job, run, rank and role of each, and the fields of ``conditions.condition.read_condition``.
+    ``loads``: those of all processes of the node, None when they were not read in time."""
+
+    processes: list[Header]
+    loads: list[Load] | None
+    failures: list[ReadFailure]
+
+
 class ProcessStacks(NamedTuple):
     """The threads of one process, as JSON for ``threads_of``. ``trains``: the tid of the thread that trains."""
 
@@ -116,9 +162,7 @@ class ProcessStacks(NamedTuple):
     packed: bytes
 
 
-def join_stacks(
-    processes: Iterable[ProcessStacks], failures: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Any], bytes]:
+def join_stacks(processes: Iterable[ProcessStacks], failures: Sequence[ReadFailure]) -> tuple[Header, bytes]:
     """Header and payload of the collector's answer: header ``index``, the length of the index at the payload's begin.
 
     The index is JSON: ``{"processes": [[job, run, rank, pid, start_ns, trains, bytes], ...], "failures": [...]}``. Then
@@ -130,7 +174,7 @@ def join_stacks(
     return {"index": len(index)}, b"".join([index, *(process.packed for process in processes)])
 
 
-def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[ProcessStacks], list[ReadFailure]]:
     """What ``join_stacks`` was given. Raises InternalError for anything else."""
     try:
         at = int(header["index"])
@@ -145,7 +189,7 @@ def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[Proces
         raise InternalError("the collector's answer holds no stacks") from e
 
 
-def pack(dump: Mapping[str, Any]) -> dict[str, Any]:
+def pack(dump: Mapping[str, Any]) -> Header:
     """``dump`` with frames as [code, lineno, ip, entry] and codes as [func, file].
 
     Frames that do not fit into a message are cut, outermost first; then locals, those of outer frames first.
@@ -167,7 +211,7 @@ def pack(dump: Mapping[str, Any]) -> dict[str, Any]:
     return {**dump, "threads": threads, "codes": [list(key) for key in codes]}
 
 
-def unpack(packed: Mapping[str, Any]) -> dict[str, Any]:
+def unpack(packed: Mapping[str, Any]) -> Header:
     """What ``pack`` was given, as far as it fitted. Raises InternalError for anything else."""
     try:
         codes = packed["codes"]
@@ -186,7 +230,7 @@ def threads_of(text: bytes) -> list[Thread]:
         raise InternalError("an answer holds no stacks") from e
 
 
-def _pack_locals(dumped: list[Thread], threads: list[dict[str, Any]], left: int) -> None:
+def _pack_locals(dumped: list[Thread], threads: list[Header], left: int) -> None:
     # Frames that have no list of locals then are those for which there was no room.
     deepest = max((len(t["frames"]) for t in threads), default=0)
     for depth in range(deepest):
@@ -205,7 +249,7 @@ def _pack_locals(dumped: list[Thread], threads: list[dict[str, Any]], left: int)
 
 def _frame(
     codes: list[Any], index: int, lineno: int | None, ip: int, entry: int, variables: list[list[Any]] | None = None
-) -> dict[str, Any]:
+) -> Header:
     func, file = codes[index]
     frame = {"func": func, "file": file, "lineno": lineno, "frame_type": "Python", "ip": ip, "entry": bool(entry)}
     if variables is not None:

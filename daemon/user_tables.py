@@ -9,13 +9,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import ConfigError, FormatError, StoreError
 from probing.api.tables import TABLES, Table
 from probing.api.tables.user import (
     JOB_SCHEMA,
     MAX_COLUMNS,
+    UserTable,
     job_columns,
     job_table,
     user_table,
@@ -63,7 +63,7 @@ class UserTables(Mapping[str, Table]):
         """The directory of the file, which is the daemon's own."""
         return self._file.parent
 
-    def described(self) -> list[dict[str, Any]]:
+    def described(self) -> list[UserTable]:
         """Returns the users' tables, as JSON for ``user_table_from``."""
         return [user_table_to(table) for table in list(self._user.values())]
 

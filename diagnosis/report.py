@@ -86,7 +86,7 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
     }
 
 
-def stack_dict(stack: StackOf) -> dict[str, Any]:
+def stack_dict(stack: StackOf) -> dict[str, object]:
     """Returns a stack with the fields of `stacks -f json`, and ``role``, ``since`` and ``moving``."""
     thread = stack.thread
     return {
@@ -105,7 +105,7 @@ def stack_dict(stack: StackOf) -> dict[str, Any]:
     }
 
 
-def ending_dict(at_ns: int, by: str) -> dict[str, Any]:
+def ending_dict(at_ns: int, by: str) -> dict[str, object]:
     """Returns what ends a job, and when."""
     return {"at": utc_text(at_ns), "by": by}
 
@@ -116,8 +116,8 @@ def utc_text(ns: int | None) -> str | None:
     return text if text.endswith("Z") else None
 
 
-def _frame(frame: Frame) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _frame(frame: Frame) -> dict[str, object]:
+    found: dict[str, object] = {
         "func": frame.func,
         "file": frame.file,
         "lineno": frame.line,
@@ -148,7 +148,7 @@ def _nothing(facts: Facts, missing: Sequence[Missing]) -> Mapping[str, Any]:
     }
 
 
-def _advice(advice: Advice | None) -> dict[str, Any] | None:
+def _advice(advice: Advice | None) -> dict[str, object] | None:
     if advice is None:
         return None
     return {"action": advice.action, "nodes": list(advice.nodes), "reason": advice.reason}

@@ -29,6 +29,7 @@ __all__ = (
     "U32",
     "U64",
     "Column",
+    "Row",
     "Stored",
     "Table",
     "Type",
@@ -36,6 +37,9 @@ __all__ = (
     "stored",
     "view",
 )
+
+Row = dict[str, Any]
+"""A row of a table or an answer: a value for each column, or for some."""
 
 
 class Type(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from probing.api.errors import FormatError
 from probing.api.tables.comm import IDENTITY
@@ -18,6 +18,7 @@ __all__ = (
     "MAX_DOC",
     "SCHEMA",
     "USER_NAME",
+    "UserTable",
     "job_columns",
     "job_table",
     "user_table",
@@ -110,12 +111,24 @@ def job_columns(table: Table) -> dict[str, list[str]]:
     return columns
 
 
-def user_table_to(table: Table) -> dict[str, Any]:
+class UserTable(TypedDict):
+    """A table of ``user_table`` or ``job_table`` as JSON; a column is its name, type and description.
+
+    The name of a table of jobs has its schema in front; the types of its columns are joined by +.
+    """
+
+    name: str
+    doc: str
+    columns: list[tuple[str, str, str]]
+
+
+def user_table_to(table: Table) -> UserTable:
     """Returns a table of ``user_table`` or ``job_table`` as JSON."""
     if table.name.startswith(f"{JOB_SCHEMA}."):
-        return {"name": table.name, "columns": job_columns(table)}
+        of_job = [(name, "+".join(kinds), "") for name, kinds in job_columns(table).items()]
+        return {"name": table.name, "doc": table.doc, "columns": of_job}
     kinds = {kind: name for name, kind in COLUMN_TYPES.items()}
-    columns = [[c.name, kinds[c.type], c.doc] for c in table.columns[len(_COMMON) :]]
+    columns = [(c.name, kinds[c.type], c.doc) for c in table.columns[len(_COMMON) :]]
     return {"name": table.name.partition(".")[2], "doc": table.doc, "columns": columns}
 
 
@@ -124,10 +137,10 @@ def user_table_from(value: Any) -> Table:
     try:
         if not isinstance(value, Mapping):
             raise TypeError("no object")
-        if str(value["name"]).startswith(f"{JOB_SCHEMA}."):
-            of_job = {str(name): [str(kind) for kind in kinds] for name, kinds in value["columns"].items()}
-            return job_table(str(value["name"]).partition(".")[2], of_job)
         columns = [(str(name), str(kind), str(doc)) for name, kind, doc in value["columns"]]
+        schema, _, name = str(value["name"]).rpartition(".")
+        if schema == JOB_SCHEMA:
+            return job_table(name, {column: kinds.split("+") for column, kinds, _ in columns})
         return user_table(str(value["name"]), str(value["doc"]), columns)
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
+    except (KeyError, TypeError, ValueError) as e:
         raise FormatError(f"a user's table makes no sense: {type(e).__name__}: {e}") from e

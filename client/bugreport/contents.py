@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.tables.schema import Row
 from probing.client.bugreport.gather import Failure, Gathered
 from probing.client.bugreport.questions import CONFIG, NAMES, OPTIONS, QUESTIONS, Question
 from probing.client.bugreport.redaction import Kind, Redactor
@@ -93,8 +94,8 @@ def _meet(gathered: Sequence[Gathered], redactor: Redactor) -> None:
 
 
 def _rows(
-    question: Question, rows: list[dict[str, Any]] | Failure | None, redactor: Redactor, *, names_only: bool = False
-) -> list[dict[str, Any]]:
+    question: Question, rows: list[Row] | Failure | None, redactor: Redactor, *, names_only: bool = False
+) -> list[Row]:
     columns = {name: kind for name, kind in question.columns.items() if not (names_only and kind in _TEXTUAL)}
     found = rows if isinstance(rows, list) else []
     if question is CONFIG:
@@ -102,7 +103,7 @@ def _rows(
     return [{name: redactor.value(kind, row.get(name)) for name, kind in columns.items()} for row in found]
 
 
-def _option(row: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
+def _option(row: Mapping[str, Any], redactor: Redactor) -> Row:
     key, value, default = (str(row.get(name) or "") for name in ("key", "value", "default"))
     if value == default:
         shown = value
@@ -154,7 +155,7 @@ def _of_node(one: Gathered, redactor: Redactor) -> Iterator[File]:
     yield file("log.txt", "the last lines of the daemon's log", log)
 
 
-def _status(reply: pb.StatusReply, redactor: Redactor) -> dict[str, Any]:
+def _status(reply: pb.StatusReply, redactor: Redactor) -> Row:
     def text(value: str) -> str | None:
         return redactor.text(value) or None
 
@@ -182,7 +183,7 @@ def _status(reply: pb.StatusReply, redactor: Redactor) -> dict[str, Any]:
     }
 
 
-def _client() -> dict[str, Any]:
+def _client() -> Row:
     try:
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME")
     except OSError:

@@ -19,6 +19,7 @@ from typing import Any
 
 from probing.api.errors import NotFound, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.tables.schema import Row
 from probing.client.bugreport.questions import CONFIG, NAMES, QUESTIONS, Question
 from probing.client.render.rows import rows_of
 from probing.client.wire.node import Node
@@ -54,7 +55,7 @@ def _boot_id() -> str:
         return ""
 
 
-def check(config: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def check(config: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Returns what `probingd check` finds for the daemon of the rows ``config`` of probing.config. Raises NotFound
     where there is no probingd, ProbingError where it fails."""
     own = sysconfig.get_path("scripts")
@@ -165,9 +166,9 @@ class Gathered:
     address: str
     status: pb.StatusReply | Failure
     local: bool
-    rows: dict[str, list[dict[str, Any]] | Failure] = field(default_factory=dict)
-    names: dict[str, list[dict[str, Any]] | Failure] = field(default_factory=dict)
-    check: list[dict[str, Any]] | Failure = field(default_factory=lambda: Failure("it was not asked"))
+    rows: dict[str, list[Row] | Failure] = field(default_factory=dict)
+    names: dict[str, list[Row] | Failure] = field(default_factory=dict)
+    check: list[Row] | Failure = field(default_factory=lambda: Failure("it was not asked"))
     log: list[str] | Failure = field(default_factory=lambda: Failure("it was not asked"))
     interpreter: dict[str, str] | Failure | None = None
 
@@ -184,7 +185,7 @@ async def gather(node: Node, seconds: float, wanted: Wanted) -> Gathered:
     def left() -> float:
         return max(min(QUESTION_S, deadline - time.monotonic()), 0.05)
 
-    async def rows(question: Question) -> list[dict[str, Any]]:
+    async def rows(question: Question) -> list[Row]:
         (reply,) = await node.replies({"": question.sql}, left(), Room(_MAX_BYTES))
         return rows_of(reply.table)
 

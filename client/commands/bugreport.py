@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from probing.api.errors import PartialAnswer, ProbingError
 from probing.api.numpy_import import allow_numpy
+from probing.api.tables.schema import Row
 from probing.api.text import size
 from probing.client.render.output import replacing, write_objects
 from probing.client.render.rows import dump_json
@@ -108,7 +109,7 @@ def _name(gathered: Sequence[Gathered]) -> str:
 
 
 def _show(settings: Settings, path: Path, files: Sequence[File], replaced: Mapping[str, int]) -> None:
-    rows: list[dict[str, Any]] = [
+    rows: list[Row] = [
         {"name": file.name, "bytes": len(file.data), "what": file.about, "problem": file.problem or None}
         for file in files
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -166,7 +166,7 @@ def _errors(row: Row) -> str:
     return " ".join(counted) or "none"
 
 
-def _shown(row: Row, nodes: dict[str, str]) -> dict[str, Any]:
+def _shown(row: Row, nodes: dict[str, str]) -> Row:
     """``now``: what keeps connections waiting at the last reading."""
     peer = nodes.get(row["peer_address"])
     waits = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -128,7 +128,7 @@ def _read(cluster: Cluster, sql: str) -> list[Row]:
     return rows_of(cluster.query(sql))
 
 
-def _shown(row: Row) -> dict[str, Any]:
+def _shown(row: Row) -> Row:
     """``before``: errors before the interval, since the driver was loaded; ``cnp``: congestion notifications."""
     new = {name: row[f"{name}_new"] or 0 for name in _ERRORS}
     before = {name: (row[name] or 0) - new[name] for name in _ERRORS}

@@ -9,6 +9,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from probing.api.tables.schema import Row
 from probing.api.text import escape_json, utc
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ __all__ = (
     "storable_schema",
 )
 
-Row = dict[str, Any]
-"""A row of an answer by column, with values of JSON's types."""
 Record = Mapping[str, Any]
 """As Row, for readers: a dict of the types in messages.py as well."""
 

@@ -17,6 +17,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.library import library
 from probing.daemon.clock import Clock
 from probing.daemon.host.cpu.task_files import parse_stat_line
+from probing.daemon.ipc import Header
 from probing.daemon.row_check import checked_row
 from probing.daemon.source import Sink
 from probing.daemon.source_state import SourceState
@@ -223,7 +224,7 @@ class Status:
         self.waiting = waiting
         self.losses = losses
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Header:
         store = self.store()
         sources = self.sources()
         paused = self.paused()
@@ -243,7 +244,7 @@ class Status:
             "reason": "; ".join(dict.fromkeys([paused, *reasons] if paused else reasons)),
             "started_ns": self._started_ns,
             "boot_id": self._boot_id,
-            "sources": [s.to_dict() for s in sources],
+            "sources": [s._asdict() for s in sources],
             "store_bytes": int(store.get("bytes", 0)),
             "store_segments": int(store.get("segments", 0)),
             "processes": self.processes(),

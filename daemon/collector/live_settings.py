@@ -14,9 +14,12 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from probing.api.errors import ConfigError, ProbingError, StoreError, UsageError
+from probing.api.typed import typed_json
 from probing.daemon.collector.settings import check_setting
 from probing.daemon.config import Config, checked_text, is_collected, options, text_of
 from probing.daemon.source import Identity
@@ -47,7 +50,7 @@ _log = logging.getLogger(__name__)
 _Scope = tuple[str, str, int, int]
 
 
-class _Change(NamedTuple):
+class _Change(msgspec.Struct, frozen=True):
     """``until_ns``: when the change expires, UTC ns; 0: never."""
 
     key: str
@@ -156,7 +159,7 @@ class Changes:
         if over:
             self._notify()
 
-    def to_list(self, key: str = "") -> list[dict[str, Any]]:
+    def to_list(self, key: str = "") -> list[dict[str, object]]:
         """Returns fields of probing.v1.Setting: the value for all processes, and each change. Raises UsageError."""
         if key:
             self._check(key, particular=False)
@@ -166,7 +169,7 @@ class Changes:
         with self._lock:
             changes = list(self._changes.values())
         for name in [key] if key else SETTINGS:
-            common: dict[str, Any] = {"key": name, "default": text_of(self._config, name), "doc": docs[name]}
+            common: dict[str, object] = {"key": name, "default": text_of(self._config, name), "doc": docs[name]}
             if name in waiting:
                 common["deletes"] = self.described(waiting[name])
             own = [c for c in changes if c.key == name]
@@ -224,7 +227,7 @@ class Changes:
         partial = self._path.with_suffix(".new")
         try:
             with partial.open("w") as file:
-                json.dump([c._asdict() for c in kept], file, indent=1)
+                json.dump([msgspec.structs.asdict(c) for c in kept], file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self._path)
@@ -233,14 +236,14 @@ class Changes:
 
     def _read(self) -> list[_Change]:
         try:
-            with self._path.open() as file:
-                found = [_Change(**entry) for entry in json.loads(file.read(_MAX_FILE))]
+            with self._path.open("rb") as file:
+                found = typed_json(list[_Change], file.read(_MAX_FILE))
             for change in found:
                 self._check(change.key, bool(change.job or change.pid))
                 check_setting(change.key, checked_text(change.key, change.text))
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, TypeError, RecursionError, ProbingError) as e:
+        except (OSError, ValueError, ProbingError) as e:
             # A damaged file does not keep the daemon from starting; its changes have to be made again.
             _log.warning("%s is left out, it makes no sense: %s", self._path, e)
             return []
@@ -251,7 +254,7 @@ def _over(change: _Change, now_ns: int) -> bool:
     return bool(change.until_ns) and change.until_ns <= now_ns
 
 
-def _shown(change: _Change) -> dict[str, Any]:
+def _shown(change: _Change) -> dict[str, object]:
     return {
         "value": change.text,
         "job": change.job,

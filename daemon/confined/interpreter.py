@@ -25,7 +25,7 @@ from probing.api.errors import ProbingError, TargetError, TargetTimeout, Unsuppo
 from probing.daemon.confined.sandbox import confine, limit, stand_back
 from probing.daemon.confined.seccomp import refuse_calls
 from probing.daemon.confined.serving import inherit, internal_error
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 
 __all__ = ("main",)
 
@@ -97,7 +97,7 @@ def _give_up_rights() -> None:
     confine((), executable=("/",), kept=_STARTS)
 
 
-def _versions(request: dict[str, Any]) -> dict[str, str]:
+def _versions(request: Header) -> dict[str, str]:
     python = request.get("python")
     # The clock is that of the machine, so that the start of this process counts.
     timeout = min(float(request.get("deadline") or 0) - time.monotonic(), MAX_S)

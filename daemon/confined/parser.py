@@ -5,9 +5,8 @@ by Landlock all files but the interpreter's. One request at a time, each bounded
 time.
 
 * ``ping``: header ``pid`` of the parser.
-* ``symbols`` (``patterns``, and one descriptor): payload, JSON with ``symbols`` [{``name``, ``address``,
-  ``file_offset``, ``size``, ``head`` (hex)}] as in ``elf.symbols.Symbol``, ``build_id`` (hex or null), ``machine``,
-  ``relocated``, ``first_vaddr``, and ``segments`` [[vaddr, offset, file_size, memory_size, flags], ...].
+* ``symbols`` (``patterns``, and one descriptor): payload, JSON, ``found``: ``elf.symbols.FileSymbols``, with the
+  ``head`` of a symbol in base64.
 * ``unwind``: ``python_stack.native.unwind``.
 * ``flight_dump``: ``nccl_uprobes.flight_recorder.dump``.
 * ``ras_report``: ``nccl_uprobes.ras.json_report``.
@@ -22,10 +21,10 @@ import functools
 import json
 import os
 import signal
+from binascii import b2a_base64
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import FrameType
-from typing import Any
 
 # The maths library of numpy would reserve address space for a stack of each core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -98,28 +97,11 @@ def _symbols_answer(request: Message) -> bytes:
     patterns = [str(pattern) for pattern in request.header.get("patterns", ())]
     if len(request.fds) != 1 or len(patterns) > MAX_PATTERNS:
         raise UsageError(f"symbols takes one descriptor and {MAX_PATTERNS} patterns at most")
-    return json.dumps(_symbols(Elf(request.fds[0]), patterns)).encode()
-
-
-def _symbols(elf: Elf, patterns: list[str]) -> dict[str, Any]:
-    build_id = elf.build_id()
-    return {
-        "symbols": [
-            {
-                "name": symbol.name,
-                "address": symbol.address,
-                "file_offset": symbol.file_offset,
-                "size": symbol.size,
-                "head": symbol.head.hex(),
-            }
-            for symbol in matching_symbols(elf, patterns)
-        ],
-        "build_id": build_id.hex() if build_id is not None else None,
-        "machine": elf.machine,
-        "relocated": elf.relocated,
-        "first_vaddr": elf.first_vaddr,
-        "segments": [list(segment) for segment in elf.segments],
-    }
+    elf = Elf(request.fds[0])
+    symbols = [
+        [*symbol[:-1], b2a_base64(symbol.head, newline=False).decode()] for symbol in matching_symbols(elf, patterns)
+    ]
+    return json.dumps({"found": [symbols, elf.first_vaddr, elf.relocated]}).encode()
 
 
 # Imported with the first such request: each pool of parsers gets a few kinds.

@@ -92,7 +92,7 @@ def _checked(
         return {"error": _error_of(e).to_dict()}
     return {
         "sql": found.sql,
-        "needs": {name: need.to_dict() for name, need in found.needs.items()},
+        "needs": {name: need.packed() for name, need in found.needs.items()},
         "users": list(found.users),
         "warnings": found.warnings,
         "columns": None if found.columns is None else sorted(found.columns),

@@ -9,13 +9,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import InternalError, PeerError
 from probing.api.text import escape, sql_text
-from probing.daemon.diagnose.gather.tables import Queries, query_rows
+from probing.daemon.diagnose.gather.tables import Collector, query_rows
 from probing.daemon.diagnose.lifecycle import Event
 from probing.daemon.diagnose.problems import Problems
+from probing.daemon.query.engine import Engine
 
 __all__ = ("FindingsStore", "Outbox")
 
@@ -29,18 +30,10 @@ QUALIFY row_number() OVER (PARTITION BY job, run, finding_id ORDER BY ts DESC) =
 ORDER BY (coalesce(found_by, {node}) = {node}) DESC, (state = 'open') DESC, ts DESC LIMIT 1024"""
 
 
-class _Collector(Protocol):
-    """``service.collector_client.CollectorClient``."""
-
-    def live(self, table: str, timeout: float) -> bytes: ...
-
-    def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None: ...
-
-
 class FindingsStore:
     """Reads stored findings by queries, and has the collector store new ones."""
 
-    def __init__(self, collector: _Collector, queries: Queries, node: str) -> None:
+    def __init__(self, collector: Collector, queries: Engine, node: str) -> None:
         self._newest = _NEWEST.format(node=sql_text(node))
         self._collector = collector
         self._queries = queries

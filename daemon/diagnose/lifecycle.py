@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from probing.api.tables.schema import Row
 from probing.daemon.diagnose.finding_row import finding_id, finding_row
 from probing.diagnosis.rules.absent import UNREACHABLE
 from probing.diagnosis.rules.idle import IDLE
@@ -59,7 +60,7 @@ class _Open:
     ``roles``: the roles of the stacks in the row. ``activities``: the activities of the culprits, by pid. ``misses``:
     looks in a row that did not show it. ``finder``: the other node that found it; empty: this node."""
 
-    row: dict[str, Any]
+    row: Row
     group: str
     stalled: bool
     roles: frozenset[str] = frozenset()

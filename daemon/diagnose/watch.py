@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from probing.api.errors import NotFound, ProbingError
 from probing.api.text import escape, plural, utc_second
@@ -34,7 +34,7 @@ from probing.daemon.source_state import SourceState, first_of
 from probing.diagnosis.facts import Facts
 from probing.diagnosis.ladder import RULES, Rule, diagnose
 
-__all__ = ("Clocks", "JobWatch", "Run", "in_thread")
+__all__ = ("Clocks", "JobWatch", "in_thread")
 
 POLL_S = 1.0
 START_POLL_S = 0.2
@@ -55,12 +55,6 @@ _MOST_OWNERS = 3
 _log = logging.getLogger(__name__)
 _Key = tuple[str, str]
 _T = TypeVar("_T")
-
-
-class Run(Protocol):
-    """Begins a call, and returns its outcome."""
-
-    def __call__(self, call: Callable[[], _T], /) -> Future[_T]: ...
 
 
 def in_thread(call: Callable[[], _T], /) -> Future[_T]:
@@ -123,7 +117,7 @@ class JobWatch:
         *,
         rules: Sequence[Rule] = RULES,
         clocks: Clocks = Clocks(),
-        run: Run = in_thread,
+        run: Callable[[Callable[[], Any]], Future[Any]] = in_thread,
     ) -> None:
         self._node = node
         self._config = config

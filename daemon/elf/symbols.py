@@ -21,6 +21,7 @@ __all__ = (
     "ELF64_SYM",
     "SHT_DYNSYM",
     "SHT_SYMTAB",
+    "FileSymbols",
     "Symbol",
     "SymbolFinder",
     "find_symbols",
@@ -87,6 +88,14 @@ class Symbol(NamedTuple):
     file_offset: int | None
     size: int
     head: bytes
+
+
+class FileSymbols(NamedTuple):
+    """Symbols of one file, the address of its first loaded segment, and whether it may be loaded elsewhere."""
+
+    symbols: tuple[Symbol, ...]
+    first_vaddr: int
+    relocated: bool
 
 
 # Returns the symbols of the file at a descriptor whose names match patterns, as ``find_symbols`` does.

@@ -19,7 +19,7 @@ from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
 from probing.daemon.job_rows.batches import BUILT_IN, job_batch, metric_batch, span_batch
 from probing.daemon.job_rows.memory import MEMORY_LINK, RowMemory, Rows
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.user_tables import UserTables
@@ -59,7 +59,7 @@ class JobRows(Source):
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderPool,
         tables: UserTables,
         sink: Sink,
         clock: Clock,

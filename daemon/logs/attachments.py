@@ -10,12 +10,12 @@ import threading
 from typing import NamedTuple
 
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
-from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.bpf.probe_slots import SLOTS
+from probing.daemon.bpf.session import Link, Session
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.processes.procfs import parse_maps
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import ProcessKey
 
 __all__ = ("FUNCTIONS", "Attachments", "is_libc")
@@ -46,7 +46,7 @@ class Attachments:
     ``symbols`` finds symbols by name in the file at a descriptor. ``fuse``: also in files of FUSE mounts.
     """
 
-    def __init__(self, session: Session, readers: Readers, symbols: SymbolFinder, *, fuse: bool = False) -> None:
+    def __init__(self, session: Session, readers: ReaderPool, symbols: SymbolFinder, *, fuse: bool = False) -> None:
         self._fuse = fuse
         self._session, self._readers, self._symbols = session, readers, symbols
         self._work: queue.SimpleQueue[tuple[ProcessKey, bool] | None] = queue.SimpleQueue()

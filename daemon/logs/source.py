@@ -10,9 +10,10 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.api.text import escape
 from probing.daemon.arrow import batch_of
-from probing.daemon.bpf.interfaces import Session
+from probing.daemon.bpf.session import Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import LogsConfig
 from probing.daemon.context import Context
@@ -182,7 +183,7 @@ class LogSource(Source):
         change = self._attachments.want if self._enabled(who) else self._attachments.drop
         change(who.pid, who.start_ns)
 
-    def _rows(self, lines: Iterable[Line], pair: ClockPair) -> list[dict[str, Any]]:
+    def _rows(self, lines: Iterable[Line], pair: ClockPair) -> list[Row]:
         rows = []
         for writer, mono_ns, text, cut in lines:
             kind = self._tracebacks.kind(writer, text, self._patterns.kind(text))

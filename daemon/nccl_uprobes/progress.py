@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.arrow_to_numpy import integers
 from probing.daemon.clock import Clock, ClockPair
@@ -179,7 +180,7 @@ class JobProgress(Source):
                 if event == "exit" and process is not None:
                     process.ended_ns, process.exit_code, process.signal = ts, code, number
 
-    def _rows_of(self, key: ProcessKey, pair: ClockPair) -> Iterator[dict[str, Any]]:
+    def _rows_of(self, key: ProcessKey, pair: ClockPair) -> Iterator[Row]:
         process = self._processes[key]
         who = process.who
         if who is None or not process.trains:
@@ -207,7 +208,7 @@ class JobProgress(Source):
             yield own | _described(name, communicator, pair)
 
 
-def _described(name: str | None, communicator: _Communicator, pair: ClockPair) -> dict[str, Any]:
+def _described(name: str | None, communicator: _Communicator, pair: ClockPair) -> Row:
     entity = communicator.entity
     return {
         "comm": name,

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.processes.registry import Process
 from probing.daemon.processes.rows import detail_of, event_row
-from probing.daemon.source import Identity, Sink
+from probing.daemon.source import Sink, Source
 
-__all__ = ("Announcer", "Listener")
-
-
-class Listener(Protocol):
-    """A source that follows processes. Its methods are called from the thread of discovery and must not block."""
-
-    def process_identified(self, who: Identity) -> None:
-        """Called when a process is new, or its identity changed."""
-
-    def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Called when a process called exec and runs another program now."""
-
-    def process_exited(self, who: Identity) -> None: ...
+__all__ = ("Announcer",)
 
 
 class Announcer:
@@ -33,7 +20,7 @@ class Announcer:
         self._sink = sink
         self._clock = clock
         self._node = node
-        self.listeners: list[Listener] = []
+        self.listeners: list[Source] = []
 
     def identified(self, processes: Iterable[Process]) -> None:
         """Publish start and identity of each process, as far as they are not published yet."""

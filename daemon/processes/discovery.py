@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping
+from typing import TypedDict
 
 import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
-from probing.daemon.processes.announce import Announcer, Listener
+from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.identification import Identification
 from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.ranking import Membership, ModuleState
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.processes.registry import Process, Registry
 from probing.daemon.processes.rows import RESTORED, env_rows, process_row, state_name, stored_processes
-from probing.daemon.source import Identity, ProcessKey, Sink
+from probing.daemon.source import Identity, ProcessKey, Sink, Source
 
 __all__ = ("RESTORED", "Discovery", "backends_of")
 
@@ -29,18 +29,25 @@ _THREADS = (("pt_gloo", "gloo"), ("gloo_tcp", "gloo"), ("pt_nccl", "nccl"), ("pt
 _log = logging.getLogger(__name__)
 
 
-def _read_states(readers: Readers, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
+class _State(TypedDict):
+    state: str
+    threads: list[str]
+
+
+def _read_states(readers: ReaderPool, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
     """Returns state and thread names of each process, without the processes that could not be read in time."""
     if not processes:
         return {}
     targets = [list(process.key) for process in processes]
     try:
-        payload = readers.call("state", timeout=TIMEOUT_S, targets=targets, threads=True).payload
+        states = payload_of(
+            list[_State | None], readers.call("state", timeout=TIMEOUT_S, targets=targets, threads=True)
+        )
     except ProbingError as e:
         _log.warning("the states of processes are not known: %s", e.message)
         return {}
     found: dict[ProcessKey, tuple[str | None, list[str]]] = {}
-    for process, seen in zip(processes, json.loads(payload), strict=True):
+    for process, seen in zip(processes, states, strict=True):
         found[process.key] = (state_name(seen["state"]), seen["threads"]) if seen else ("exited", [])
     return found
 
@@ -84,7 +91,7 @@ class Discovery:
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderPool,
         sink: Sink,
         clock: Clock,
         node: str,
@@ -104,7 +111,7 @@ class Discovery:
         self._node = node
         self._backends = backends
         announcer = Announcer(sink, clock, node)
-        self.listeners: list[Listener] = announcer.listeners
+        self.listeners: list[Source] = announcer.listeners
         self._registry = Registry(node, clock.boot_id)
         self._lineage = Lineage(self._registry.newest)
         # Held over the use of the registry, except for reads of one process.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from probing.api.errors import InternalError
+from probing.api.typed import typed
 from probing.daemon.source import ProcessKey
 
 __all__ = ("Facts",)
@@ -85,21 +86,7 @@ class Facts:
         """Returns the facts in a reader's answer to ``identity``. Raises InternalError for anything else."""
         try:
             current = header["variables"] or {}
-            return cls(
-                pid=int(header["pid"]),
-                start_ns=int(header["start_ns"]),
-                ppid=int(header["ppid"]),
-                uid=int(header["uid"]),
-                owner=int(header["owner"]),
-                comm=str(header["comm"]),
-                exe=str(header["exe"]),
-                cmdline=tuple(map(str, header["cmdline"])),
-                environ={str(name): str(value) for name, value in (header["environ"] | current).items()},
-                current=frozenset(map(str, current)),
-                cgroup=tuple(map(str, header["cgroup"])),
-                libraries=frozenset(map(str, header["libraries"])),
-                threads=frozenset(map(str, header["threads"])),
-                ancestors=tuple((int(pid), int(start), str(name)) for pid, start, name in header["ancestors"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            environ = {**header["environ"], **current}
+            return typed(cls, {**header, "environ": environ, "current": list(current)})
+        except (KeyError, TypeError, ValueError) as e:
             raise InternalError("a reader answered no identity") from e

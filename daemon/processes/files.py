@@ -13,10 +13,10 @@ import stat
 import struct
 from collections.abc import Collection
 from itertools import islice
-from typing import Any
 
 from probing.api.errors import PrivilegeError, ProcessGone, UnsupportedTarget, UsageError
 from probing.api.text import size
+from probing.daemon.ipc import Header
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_environ, parse_maps, parse_status
 from probing.daemon.processes.target import MAX_ENVIRON, Target
@@ -80,7 +80,7 @@ MAX_MAPS = 16 << 20
 _HEAD = 4096
 
 
-def open_mapped(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def open_mapped(target: Target, request: Header) -> tuple[Header, int]:
     """Open the file of the mapping at ``start``; returns the fields of the answer and a read-only descriptor.
 
     With ``served`` False files on FUSE are refused.
@@ -222,7 +222,7 @@ _VARIABLE = re.compile(r"\$([A-Z_]+)(?=/)")
 _STATUS_BYTES = 64 << 10
 
 
-def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
+def find_files(target: Target, request: Header) -> Header:
     """Returns which of ``paths`` are regular files of the process's user, without opening any.
 
     ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or None. A path is absolute, begins with
@@ -234,7 +234,7 @@ def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(paths, list) or len(paths) > MAX_PATHS or not all(isinstance(path, str) for path in paths):
         raise UsageError(f"files takes {MAX_PATHS} paths at most")
     uid, variables = _owner(target), _variables(target, paths)
-    found: list[dict[str, Any] | None] = []
+    found: list[Header | None] = []
     places = [_resolved(path, variables) for path in paths]
     for resolved in places:
         handle = None if resolved is None else _handle(target, resolved)
@@ -249,7 +249,7 @@ def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
     return {"files": found, "paths": shown, "uid": uid, "witness": _witness(target)}
 
 
-def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def open_file(target: Target, request: Header) -> tuple[Header, int]:
     """Open ``path``, absolute or relative to the working directory; returns (entry as of ``find_files``, fd).
 
     ``uid``: the required owner, by default the process's user. Raises UnsupportedTarget when it is no regular file of
@@ -299,7 +299,7 @@ def _handle(target: Target, path: str) -> int | None:
         os.close(root)
 
 
-def _described(path: str, found: os.stat_result, uid: int) -> dict[str, Any] | None:
+def _described(path: str, found: os.stat_result, uid: int) -> Header | None:
     # A reader may read every file: a process must not make it read another user's.
     if not stat.S_ISREG(found.st_mode) or found.st_uid != uid:
         return None

@@ -7,7 +7,6 @@ rarely, and by listing all processes from time to time.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -23,10 +22,11 @@ from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.ranking import ModuleState
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.processes.registry import Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
 from probing.daemon.processes.schedule import AGAIN_S, Agenda, next_look_s
+from probing.daemon.processes.target import Summary
 from probing.daemon.source import Loss, ProcessKey, Sink
 
 __all__ = ("Identification",)
@@ -55,7 +55,7 @@ class Identification:
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderPool,
         sink: Sink,
         clock: Clock,
         announcer: Announcer,
@@ -298,9 +298,8 @@ class Identification:
         for key, tid in found.items():
             self.post("thread", ProcessKey(*key), tid)
 
-    def _list(self, pids: list[int] | None) -> list[Any]:
-        answer = self._readers.call("list", timeout=READ_TIMEOUT_S * 5, pids=pids)
-        return list(json.loads(answer.payload))
+    def _list(self, pids: list[int] | None) -> list[Summary]:
+        return payload_of(list[Summary], self._readers.call("list", timeout=READ_TIMEOUT_S * 5, pids=pids))
 
     def _read(self, keys: Iterable[ProcessKey], settle: float = BATCH_S) -> None:
         """Read processes, several at once; a read longer than ``settle`` seconds comes back as an event."""

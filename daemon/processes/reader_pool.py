@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from probing.api.errors import CorruptTarget, ProbingError, TargetTimeout
-from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
+from probing.api.errors import CorruptTarget, InternalError, ProbingError, TargetTimeout
+from probing.api.typed import typed_json
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Header, Message
 from probing.daemon.pool import TRANSFER_S, Policy, Pool, Process
 from probing.daemon.processes.procfs import parse_stat
 from probing.daemon.processes.quarantine import Quarantine, Quarantines
 
-__all__ = ("GRACE_S", "PATIENCE_S", "Failure", "ReaderPool", "ask_each", "seconds_left")
+__all__ = ("GRACE_S", "PATIENCE_S", "Failure", "ReaderPool", "ask_each", "payload_of", "seconds_left")
 
 QUARANTINE_S = 30.0
 # The first quarantine of a target, s, if its caller has a ``patience``, since the target may only have been swapped
@@ -44,7 +45,8 @@ GRACE_S = 1.0
 _HINT = "ask for fewer processes, or wait longer"
 _Key = tuple[int, int]
 _Row = TypeVar("_Row")
-_Ask = Callable[[], dict[str, Any]]
+_T = TypeVar("_T")
+_Ask = Callable[[], Header]
 
 
 class _Blocked(ChannelTimeout):
@@ -324,3 +326,11 @@ def _outcome(target: _Key, future: Future[list[_Row]], deadline: float, what: st
     except FutureTimeout:
         future.cancel()
         return Failure(*target, TargetTimeout(f"the {what} could not be read in time", hint=_HINT))
+
+
+def payload_of(kind: type[_T], answer: Message) -> _T:
+    """Returns the JSON in the payload of a reader's answer as a ``kind``. Raises InternalError for anything else."""
+    try:
+        return typed_json(kind, answer.payload)
+    except ValueError as e:
+        raise InternalError(f"a reader's answer makes no sense: {e}") from e

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon.arrow_to_numpy import integers, texts_and_indices
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks
@@ -39,12 +40,12 @@ def state_name(letter: str) -> str:
     return _STATES.get(letter, "running")
 
 
-def event_row(node: str, ts_ns: int, event: str, process: Process, **values: Any) -> dict[str, Any]:
+def event_row(node: str, ts_ns: int, event: str, process: Process, **values: Any) -> Row:
     """Returns a row of process.events at ``ts_ns`` UTC."""
     return {**_identity(node, ts_ns, process), "event": event, "role": process.identity.role, **values}
 
 
-def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> dict[str, Any]:
+def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> Row:
     """Returns a row of process.processes; ``state`` is None when it could not be read."""
     who = process.identity
     return {
@@ -68,7 +69,7 @@ def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> d
     }
 
 
-def env_rows(node: str, ts_ns: int, process: Process) -> list[dict[str, Any]]:
+def env_rows(node: str, ts_ns: int, process: Process) -> list[Row]:
     """Returns rows of process.envs, one for each variable."""
     identity = _identity(node, ts_ns, process)
     return [{**identity, "name": name, "value": value} for name, value in sorted(_shown(process.facts.environ))]
@@ -134,7 +135,7 @@ def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tup
     return detail, Process(facts, identity, source, ranks, container, pod, str(detail.get("command", "")), python)
 
 
-def _identity(node: str, ts_ns: int, process: Process) -> dict[str, Any]:
+def _identity(node: str, ts_ns: int, process: Process) -> Row:
     who = process.identity
     return {
         "node": node,

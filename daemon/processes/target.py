@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import PrivilegeError, ProbingError, ProcessGone, TargetError
+from probing.daemon.ipc import Header
 from probing.daemon.processes.environment import ALLOWED_NAMES, read_environ
 from probing.daemon.processes.liveness import running_thread
 from probing.daemon.processes.memory import ProcessMemory
@@ -29,7 +30,7 @@ from probing.daemon.processes.procfs import (
     parse_status,
 )
 
-__all__ = ("Target", "identity", "list_processes", "states")
+__all__ = ("Summary", "Target", "identity", "list_processes", "states")
 
 MAX_ENVIRON = 4 << 20
 MAX_CMDLINE = 16 << 10
@@ -151,7 +152,7 @@ class Target:
             raise TargetError(f"process {self.pid} cannot be read: {e.strerror}") from e
 
 
-def identity(target: Target) -> dict[str, Any]:
+def identity(target: Target) -> Header:
     """Returns the facts for ``facts.Facts.from_reader``: clean texts, and only allowed variables of the environment.
 
     ``environ``: the variables as they were at exec, unless the process has written its title over them; ``variables``:
@@ -187,9 +188,9 @@ def identity(target: Target) -> dict[str, Any]:
     }
 
 
-def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[dict[str, Any] | None]:
+def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[Header | None]:
     """Returns state, thread names and memory of processes [pid, start_ns]; None for an ended or forbidden process."""
-    found: list[dict[str, Any] | None] = []
+    found: list[Header | None] = []
     for pid, start_ns in wanted[:MAX_TARGETS]:
         try:
             with Target(int(pid), int(start_ns)) as target:
@@ -202,8 +203,19 @@ def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[dict[
     return found
 
 
-def list_processes(pids: list[int] | None) -> list[list[Any]]:
-    """Returns [pid, start_ns, ppid, state, comm, exe] of all processes, or of ``pids``, without kernel threads."""
+class Summary(NamedTuple):
+    """What a list of processes has of each; ``state`` is the kernel's letter."""
+
+    pid: int
+    start_ns: int
+    ppid: int
+    state: str
+    comm: str
+    exe: str
+
+
+def list_processes(pids: list[int] | None) -> list[Summary]:
+    """Returns all processes, or those of ``pids``, without kernel threads."""
     if pids is None:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     found = []
@@ -217,13 +229,13 @@ def list_processes(pids: list[int] | None) -> list[list[Any]]:
     return found
 
 
-def _summary(target: Target) -> list[Any]:
+def _summary(target: Target) -> Summary:
     seen = target.stat
     try:
         exe = clean_text(target.link("exe"), MAX_ARGUMENT)
     except (ProcessGone, PrivilegeError):
         exe = ""
-    return [seen.pid, seen.start_ns, seen.ppid, seen.state, clean_text(seen.comm, 64), exe]
+    return Summary(seen.pid, seen.start_ns, seen.ppid, seen.state, clean_text(seen.comm, 64), exe)
 
 
 def _ancestors(pid: int) -> list[list[Any]]:
@@ -232,11 +244,11 @@ def _ancestors(pid: int) -> list[list[Any]]:
     while pid > 1 and len(found) < MAX_ANCESTORS:
         try:
             with Target(pid) as target:
-                _, start_ns, parent, _, _, exe = _summary(target)
+                seen = _summary(target)
         except TargetError:
             break
-        found.append([pid, start_ns, exe.removesuffix(" (deleted)").rpartition("/")[2]])
-        pid = parent
+        found.append([pid, seen.start_ns, seen.exe.removesuffix(" (deleted)").rpartition("/")[2]])
+        pid = seen.ppid
     return found
 
 

@@ -19,7 +19,7 @@ from probing.daemon.python_stack.native.requests import NativeStacks
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.values.requests import Values
 from probing.daemon.source import Identity, ProcessKey
-from probing.daemon.stack_wire import ProcessStacks, Thread
+from probing.daemon.stack_wire import ProcessStacks, ReadFailure, Thread, VariablesRead
 
 __all__ = ("StackAnswers",)
 
@@ -44,7 +44,7 @@ class StackAnswers:
 
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
-    ) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+    ) -> tuple[list[ProcessStacks], list[ReadFailure]]:
         """Returns the packed stacks of each process by job, run and rank, and the failures for StacksReply.
 
         ``timeout`` in seconds, for each process. Raises NotFound for an unknown job or pid.
@@ -63,7 +63,7 @@ class StackAnswers:
         processes.sort(key=lambda p: (p.job, p.run, p.rank is None, p.rank, p.pid))
         return processes, [_failure(by_key[ProcessKey(f.pid, f.start_ns)], f) for f in failures]
 
-    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
+    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> VariablesRead:
         """Returns ``values`` and ``failures`` as in VarsReply. Raises NotFound for an unknown job or pid."""
         by_key = {i.key: i for i in self.chosen(pids, job)}
         values, failures = self._values.values(by_key, names, timeout)
@@ -150,9 +150,9 @@ def _by_process(threads: _Threads) -> dict[ProcessKey, _Threads]:
     return found
 
 
-def _with_job(identity: Identity, what: Mapping[str, Any]) -> dict[str, Any]:
+def _with_job(identity: Identity, what: Mapping[str, Any]) -> Any:
     return {"job": identity.job, "run": identity.run, "rank": identity.rank, **what}
 
 
-def _failure(identity: Identity, failure: Failure) -> dict[str, Any]:
+def _failure(identity: Identity, failure: Failure) -> ReadFailure:
     return {"pid": failure.pid, "rank": identity.rank, "job": identity.job, "error": failure.error.to_dict()}

@@ -11,7 +11,7 @@ from probing.daemon.context import Context
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.parsers import ParserPools
 from probing.daemon.processes.ranking import ModuleState
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.answers import StackAnswers
 from probing.daemon.python_stack.native.requests import NativeStacks
 from probing.daemon.python_stack.stacks.requests import PythonStacks
@@ -29,7 +29,7 @@ class StacksOnDemand(Source):
 
     name = "python_stack"
 
-    def __init__(self, readers: Readers, parsers: ParserPools, processes: Discovery, node: str) -> None:
+    def __init__(self, readers: ReaderPool, parsers: ParserPools, processes: Discovery, node: str) -> None:
         self.stacks = PythonStacks(readers, parsers.stacks)
         self.values = Values(readers, self.stacks.prepare)
         native = NativeStacks(readers, parsers.stacks, self.stacks.prepare)

@@ -1,18 +1,15 @@
-"""The gate's result for a statement, and the parts of an answer that the engine yields beside rows, read from a
-worker's messages.
+"""The gate's result for a statement, and the parts of an answer that the engine yields beside rows.
 
 Apart from the gate, so that the service does without the gate's parser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from probing.api.errors import InternalError, ProbingError
+from probing.api.errors import ProbingError
 from probing.api.tables import Table
-from probing.daemon.ipc import error_of
 from probing.daemon.store.needs import Need
 
 __all__ = (
@@ -21,8 +18,6 @@ __all__ = (
     "Item",
     "QueryProgress",
     "StatementEnd",
-    "end_of",
-    "statement_end",
 )
 
 
@@ -76,24 +71,3 @@ class End:
 
 
 Item = bytes | QueryProgress | StatementEnd | End
-
-
-def statement_end(answer: Mapping[str, Any], index: int, statement: Checked | ProbingError) -> StatementEnd:
-    """Returns the end of ``statement`` from a worker's ``answer``. Raises InternalError."""
-    warnings = statement.warnings if isinstance(statement, Checked) else ()
-    try:
-        if error := answer.get("error"):
-            return StatementEnd(index, 0, warnings, error_of(error))
-        return StatementEnd(index, int(answer["rows"]), warnings)
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise InternalError("a worker's answer makes no sense") from e
-
-
-def end_of(answer: Mapping[str, Any], rows: int, scanned: int, warnings: list[str], *, complete: bool) -> End:
-    """Returns the End from a worker's ``answer``; ``complete``: every statement was answered. Raises InternalError."""
-    try:
-        if not complete:
-            raise ValueError("a statement has no answer")
-        return End(rows, scanned + int(answer["tail_rows"]), [*warnings, *map(str, answer["warnings"])])
-    except (KeyError, TypeError, ValueError) as e:
-        raise InternalError("a worker's answer makes no sense") from e

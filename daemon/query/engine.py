@@ -12,15 +12,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
-from probing.api.errors import ProbingError, QueryError, QueryRejected, QueryTimeout
+from probing.api.errors import InternalError, ProbingError, QueryError, QueryRejected, QueryTimeout
 from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
+from probing.api.typed import typed
 from probing.api.wire import MAX_STATEMENTS
-from probing.daemon.ipc import error_of
-from probing.daemon.query.answer import Checked, End, Item, QueryProgress, StatementEnd, end_of, statement_end
+from probing.daemon.ipc import Message, error_of
+from probing.daemon.query.answer import Checked, End, Item, QueryProgress, StatementEnd
 from probing.daemon.query.caller import NOBODY, Caller, stop_if
 from probing.daemon.query.concurrency import QuerySlots
 from probing.daemon.query.gatekeeper import Gatekeeper
@@ -232,25 +233,65 @@ class Engine:
         to_scan = 0 if request.limited else request.rows_to_scan(segments)
         yield from _failed_first(waiting)
         for message in self._pool.run(header, payload, deadline=request.deadline, cancelled=request.cancelled):
-            if "part" in message.header:
+            answer = _answer_of(message)
+            if "part" in answer:
                 yield message.payload
-            elif "progress" in message.header:
+            elif "progress" in answer:
                 elapsed_ms = int((time.monotonic() - request.started) * 1000)
-                yield QueryProgress(float(message.header["progress"]), to_scan, elapsed_ms)
-            elif "statement" in message.header and waiting:
-                statement = statement_end(message.header["statement"], *waiting.popleft())
+                yield QueryProgress(answer["progress"], to_scan, elapsed_ms)
+            elif "statement" in answer and waiting:
+                statement = _statement_end(answer["statement"], *waiting.popleft())
                 rows += statement.rows
                 yield statement
                 yield from _failed_first(waiting)
-            elif error := message.header.get("error"):
-                raise error_of(error)
-            else:
-                end_of_job = message.header.get("end") or {}
-                if paths := self._damaged.add(end_of_job.get("damaged", ())):
+            elif "error" in answer:
+                raise error_of(answer["error"])
+            elif "end" in answer:
+                if paths := self._damaged.add(answer["end"]["damaged"]):
                     self._store.damaged(paths, REPORT_S)
-                scanned = sum(map(_rows, segments.values()))
-                end = end_of(end_of_job, rows, scanned, [*snapshot.missing, *left_out], complete=not waiting)
-                yield replace(end, rows_scanned=end.rows) if request.limited else end
+                if waiting:
+                    raise InternalError("a worker did not answer every statement")
+                scanned = rows if request.limited else answer["end"]["tail_rows"] + sum(map(_rows, segments.values()))
+                yield End(rows, scanned, [*snapshot.missing, *left_out, *answer["end"]["warnings"]])
+            else:
+                raise InternalError("a worker answers something else")
+
+
+class _StatementAnswer(TypedDict, total=False):
+    rows: int
+    error: dict[str, str]
+
+
+class _JobEnd(TypedDict):
+    tail_rows: int
+    warnings: list[str]
+    damaged: list[str]
+
+
+class _WorkerAnswer(TypedDict, total=False):
+    """A message of a worker, which has one of these fields."""
+
+    part: str
+    progress: float
+    statement: _StatementAnswer
+    error: dict[str, str]
+    end: _JobEnd
+
+
+def _answer_of(message: Message) -> _WorkerAnswer:
+    try:
+        return typed(_WorkerAnswer, message.header)
+    except ValueError as e:
+        raise InternalError(f"a worker's answer makes no sense: {e}") from e
+
+
+def _statement_end(answer: _StatementAnswer, index: int, statement: Checked | ProbingError) -> StatementEnd:
+    warnings = statement.warnings if isinstance(statement, Checked) else ()
+    if "error" in answer:
+        return StatementEnd(index, 0, warnings, error_of(answer["error"]))
+    if "rows" in answer:
+        return StatementEnd(index, answer["rows"], warnings)
+    raise InternalError("a worker answered a statement with nothing")
 
 
 def _job(

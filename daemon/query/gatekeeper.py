@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from probing.api.errors import InternalError, ProbingError
 from probing.api.tables import Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
+from probing.api.typed import typed
 from probing.daemon.ipc import error_of
 from probing.daemon.query.answer import Checked
 from probing.daemon.query.caller import Caller
@@ -82,11 +83,15 @@ def _answers(payload: bytes, known: Mapping[str, Table], count: int) -> list[Che
     return found
 
 
-def _checked(found: Mapping[str, Any], known: Mapping[str, Table]) -> Checked:
-    return Checked(
-        str(found["sql"]),
-        {str(name): Need.from_dict(need) for name, need in found["needs"].items()},
-        {str(name): known[name] for name in found["users"]},
-        tuple(map(str, found["warnings"])),
-        None if found["columns"] is None else frozenset(map(str, found["columns"])),
-    )
+class _Answer(TypedDict):
+    sql: str
+    needs: dict[str, Need]
+    users: list[str]
+    warnings: tuple[str, ...]
+    columns: frozenset[str] | None
+
+
+def _checked(answer: object, known: Mapping[str, Table]) -> Checked:
+    found = typed(_Answer, answer)
+    users = {name: known[name] for name in found["users"]}
+    return Checked(found["sql"], found["needs"], users, found["warnings"], found["columns"])

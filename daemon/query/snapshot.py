@@ -5,7 +5,7 @@ segments that could not be read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -78,10 +78,9 @@ class DamagedSegments:
                 warnings.append(f"{name}: {left_out} damaged segment{'s' * (left_out > 1)} left out")
         return kept, warnings
 
-    def add(self, paths: Iterable[object]) -> list[str]:
-        """Leaves out the segments at ``paths`` for SET_ASIDE_S; returns the paths as texts."""
-        added = [str(path) for path in paths]
-        if added:
-            known = {**self._until, **dict.fromkeys(added, time.monotonic() + SET_ASIDE_S)}
+    def add(self, paths: Sequence[str]) -> Sequence[str]:
+        """Leaves out the segments at ``paths`` for SET_ASIDE_S; returns ``paths``."""
+        if paths:
+            known = {**self._until, **dict.fromkeys(paths, time.monotonic() + SET_ASIDE_S)}
             self._until = dict(list(known.items())[-MAX_SET_ASIDE:])
-        return added
+        return paths

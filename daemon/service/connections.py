@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.audit import Audit
@@ -34,16 +34,7 @@ _LISTEN = 10
 _ANSWER_S = 0.5
 
 
-class _Connection(Protocol):
-    @property
-    def family(self) -> int: ...
-
-    def getpeername(self) -> Any: ...
-
-    def getsockname(self) -> Any: ...
-
-
-def peer_name(connection: _Connection) -> str:
+def peer_name(connection: socket.socket) -> str:
     """Returns ``ADDRESS, uid N`` for a peer whose socket is of this network namespace, else ``ADDRESS``; ``unknown``
     for a connection that has ended."""
     try:

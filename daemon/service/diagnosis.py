@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probing.daemon.config import Config
 from probing.daemon.diagnose.coordination.peers import Peers, Sight
+from probing.daemon.ipc import Header
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.collector_client import CollectorClient
@@ -111,9 +112,9 @@ class Diagnosis:
         """Returns the number of hooks by outcome; empty if no hook is configured."""
         return self._started.hooks.counts if self._started is not None else {}
 
-    def among(self, status: Mapping[str, Any]) -> dict[str, Any]:
+    def among(self, status: Mapping[str, Any]) -> Header:
         """Returns the collector's ``status`` with the row of the watch among its sources."""
-        return {**status, "sources": [*status.get("sources", ()), *(state.to_dict() for state in self.sources())]}
+        return {**status, "sources": [*status.get("sources", ()), *(state._asdict() for state in self.sources())]}
 
     def _sights(self) -> LocalSights:
         from probing.daemon.diagnose.coordination.sight import LocalSights

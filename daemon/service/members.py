@@ -7,9 +7,9 @@ import socket
 import time
 from collections.abc import Container, Iterable
 from importlib import metadata
-from typing import Any
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.tables.schema import Row
 from probing.daemon.cluster import Member, Membership
 from probing.daemon.cluster.keys import NodeKey
 from probing.daemon.cluster.machine import Machine
@@ -53,7 +53,7 @@ def known_at(membership: Membership, address: str) -> Known:
     return Known(found.name, found.proof == Proof.CERTIFICATE.word, found.keyed)
 
 
-def member_rows(members: Iterable[Member]) -> list[dict[str, Any]]:
+def member_rows(members: Iterable[Member]) -> list[Row]:
     """Returns rows of cluster.members."""
     return [
         {

@@ -22,6 +22,7 @@ from probing.daemon.cluster.record import Proof
 from probing.daemon.config import Config, shown
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import SERVICE
+from probing.daemon.ipc import Header
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import GATE, QUERY, WorkerPool
 from probing.daemon.query.user_views import UserViews
@@ -151,9 +152,9 @@ def _service(
         known=membership.members,
     )
 
-    def with_own(seconds: float) -> dict[str, Any]:
+    def with_own(seconds: float) -> Header:
         status = diagnosis.among(collector.status(seconds))
-        return {**status, "sources": [*status["sources"], *(state.to_dict() for state in gossip.sources())]}
+        return {**status, "sources": [*status["sources"], *(state._asdict() for state in gossip.sources())]}
 
     views = UserViews(config.query.views_dir, lambda: collector.tables(limits.control_s))
     live = live_tables(
@@ -173,7 +174,7 @@ def _service(
 
     def all_sources() -> list[pb.Source]:
         found = [*server.sources(), *(metrics.sources() if metrics else ())]
-        return [*found, *(pb.Source(**state.to_dict()) for state in (*diagnosis.sources(), *gossip.sources()))]
+        return [*found, *(pb.Source(**state._asdict()) for state in (*diagnosis.sources(), *gossip.sources()))]
 
     service = NodeService(
         node,

@@ -11,15 +11,20 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probing.api.errors import FormatError, Overloaded, PrivilegeError, UsageError
+from probing.api.tables.schema import Row
 from probing.api.text import escape
-from probing.daemon.diagnose.coordination.peers import Holding
 from probing.daemon.query.caller import Caller
 from probing.daemon.row_check import checked_row
 from probing.daemon.service.peer_identity import proven_node, proves_node
+
+if TYPE_CHECKING:
+    # Imported with the rules, after the start.
+    from probing.daemon.diagnose.coordination.proofs import Proofs
+    from probing.daemon.diagnose.watch import JobWatch
 
 __all__ = ("AT_ONCE", "ROWS_AN_HOUR", "ReceivedFindings")
 
@@ -38,24 +43,6 @@ _SEVERITIES = ("error", "warning", "note")
 _Row = Mapping[str, Any]
 
 
-class _Watch(Protocol):
-    """``diagnose.watch.JobWatch``."""
-
-    def watches(self, job: str, run: str) -> bool: ...
-
-    def take(self, row: _Row) -> None: ...
-
-
-class _Parts(Protocol):
-    """``coordination.proofs.Proofs``."""
-
-    def claims(self, job: str, run: str) -> Collection[str]: ...
-
-    def takes_part(self, job: str, run: str, node: str) -> bool: ...
-
-    def holding(self, job: str, run: str) -> Holding: ...
-
-
 class _Allowance(NamedTuple):
     left: float
     since: float
@@ -70,8 +57,8 @@ class ReceivedFindings:
     def __init__(
         self,
         node: str,
-        watch: _Watch,
-        parts: _Parts,
+        watch: JobWatch,
+        parts: Proofs,
         taken: Callable[[_Row], None] = lambda _: None,
         certified: Callable[[str], bool] = lambda _: False,
         now: Callable[[], float] = time.monotonic,
@@ -168,7 +155,7 @@ class ReceivedFindings:
             self._refused.popitem(last=False)
 
 
-def _rows(rows: bytes) -> list[dict[str, Any]]:
+def _rows(rows: bytes) -> list[Row]:
     try:
         sent = json.loads(rows)
     except (ValueError, RecursionError) as e:
@@ -178,7 +165,7 @@ def _rows(rows: bytes) -> list[dict[str, Any]]:
     return [_checked(row) for row in sent]
 
 
-def _checked(row: Any) -> dict[str, Any]:
+def _checked(row: Any) -> Row:
     found = checked_row(_TABLE, row, _OWN)
     if any(not isinstance(found.get(name), str) for name in _NAMES) or type(found.get("opened")) is not int:
         raise UsageError("a finding lacks a field that names it")

@@ -8,11 +8,12 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 
 from probing.api.errors import FormatError, InternalError, ProbingError
+from probing.api.typed import typed
 from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
 from probing.daemon.pool import Child
 from probing.daemon.store.manifest import Segment
@@ -23,6 +24,7 @@ __all__ = ("Decoder", "LogContents", "LogHeader", "SegmentContents")
 # Time for one message, s: a piece of some 65,536 rows, or a whole segment that is only checked.
 TIMEOUT_S = 300.0
 _NOBODY = 65534
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,7 @@ class Decoder:
 
     def segment(self, fd: int) -> SegmentContents:
         """Decodes all of a Parquet file, and checks its pages."""
-        found = self._contents("segment", fd, {})
-        jobs = None if found["jobs"] is None else tuple(map(str, found["jobs"]))
-        columns = tuple(map(str, found["columns"]))
-        first, last = int(found["ts_min"]), int(found["ts_max"])
-        return SegmentContents(str(found["table"]), columns, int(found["rows"]), first, last, jobs)
+        return self._contents(SegmentContents, "segment", fd, {})
 
     def segment_rows(self, fd: int, piece: int, skip: int = 0) -> Iterator[pa.Table]:
         """Yields the rows of a Parquet file, ``piece`` at a time, without the first ``skip`` pieces."""
@@ -82,15 +80,11 @@ class Decoder:
 
     def log_header(self, fd: int) -> LogHeader:
         """Decodes the header of a log part."""
-        found = self._contents("header", fd, {})
-        return LogHeader(int(found["number"]), str(found["node"]), int(found["first_sequence"]))
+        return self._contents(LogHeader, "header", fd, {})
 
     def log(self, fd: int, void_from: int | None) -> LogContents:
         """Decodes a log part up to its first bad record, or up to the sequence number ``void_from``."""
-        found = self._contents("log", fd, {"void_from": void_from, "send": False})
-        rows = {str(name): int(count) for name, count in found["rows"].items()}
-        times = {str(name): (int(span[0]), int(span[1])) for name, span in found["ts"].items()}
-        return LogContents(rows, times, int(found["next_sequence"]), tuple(map(str, found["problems"])))
+        return self._contents(LogContents, "log", fd, {"void_from": void_from, "send": False})
 
     def log_rows(self, fd: int, void_from: int | None) -> Iterator[tuple[str, pa.Table]]:
         """Yields (table, rows) of a log part."""
@@ -135,13 +129,16 @@ class Decoder:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _contents(self, task: str, fd: int, fields: dict[str, object]) -> dict[str, Any]:
+    def _contents(self, kind: type[_T], task: str, fd: int, fields: dict[str, object]) -> _T:
         """Returns the contents of a file, which are the only step of ``task``."""
         with closing(self._steps(task, fd, fields)) as steps:
             contents = next(steps, None)
             if not isinstance(contents, Contents) or next(steps, None) is not None:
                 raise InternalError(f"a decoder answered {task} with other steps")
-        return dict(contents.fields)
+        try:
+            return typed(kind, contents.fields)
+        except ValueError as e:
+            raise FormatError(f"a decoder answered {task} with other contents: {e}") from e
 
     def _rows(self, task: str, fd: int, fields: dict[str, object]) -> Iterator[tuple[str, pa.Table]]:
         with closing(self._steps(task, fd, fields)) as steps:

@@ -237,8 +237,8 @@ class Manifest:
             yield _pack(_edit_fields(Edit((segment,))))
 
 
-def _edit_fields(edit: Edit) -> dict[str, Any]:
-    fields: dict[str, Any] = {"add": [s._asdict() for s in edit.add], "drop": list(edit.drop)}
+def _edit_fields(edit: Edit) -> dict[str, object]:
+    fields: dict[str, object] = {"add": [s._asdict() for s in edit.add], "drop": list(edit.drop)}
     if edit.sealed_to is not None:
         fields["sealed_to"] = edit.sealed_to
     if edit.next_sequence is not None:

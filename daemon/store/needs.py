@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 __all__ = ("EVER", "Need", "Range")
 
@@ -50,17 +50,9 @@ class Need(NamedTuple):
         jobs = None if self.jobs is None or other.jobs is None else self.jobs | other.jobs
         return Need(self.times.either(other.times), jobs)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the need as JSON for ``from_dict``, in another process."""
-        jobs = None if self.jobs is None else sorted(self.jobs)
-        return {"low": self.times.low, "high": self.times.high, "jobs": jobs}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Need:
-        """Returns the need in ``fields``; an absent field: no bound. Raises TypeError or ValueError for other types."""
-        low, high, jobs = fields.get("low"), fields.get("high"), fields.get("jobs")
-        times = Range(None if low is None else int(low), None if high is None else int(high))
-        return cls(times, None if jobs is None else frozenset(map(str, jobs)))
+    def packed(self) -> list[object]:
+        """Returns the need for JSON, of which ``api.typed`` makes a Need."""
+        return [self.times, None if self.jobs is None else sorted(self.jobs)]
 
 
 def _pick(choose: Callable[[int, int], int], one: int | None, two: int | None) -> int | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from probing.daemon.ipc import connect
+from probing.daemon.ipc import Header, connect
 
 __all__ = ("collector_status",)
 
 
-def collector_status(path: str, timeout: float) -> dict[str, Any]:
+def collector_status(path: str, timeout: float) -> Header:
     """Returns Status.to_dict of the collector at ``path``. Raises ChannelClosed, ChannelTimeout and its errors."""
     with connect(path, timeout) as channel:
         answer = channel.request({"op": "status"}, timeout=timeout)

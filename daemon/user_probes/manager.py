@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -17,10 +17,11 @@ from probing.api.errors import ConfigError, ProbingError
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.processes.procfs import Mapping
-from probing.daemon.processes.readers import Readers
-from probing.daemon.source import Identity, Loss, Processes, ProcessKey, Sink, Source
+from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.user_probes.compiler import load
 from probing.daemon.user_probes.running import Counts, Running, rows_of
@@ -29,7 +30,7 @@ from probing.daemon.user_probes.targets import Targets
 from probing.daemon.user_tables import UserTables
 from probing.daemon.worker import Worker
 
-__all__ = ("LiveProcesses", "ProbeState", "UserProbes")
+__all__ = ("ProbeState", "UserProbes")
 
 # Interval at which files, processes and counters are read, s.
 LOOK_S = 0.5
@@ -41,12 +42,6 @@ REST_NS = 10_000_000_000
 RETRY_NS = 60_000_000_000
 MAX_REPLACED = 4096
 _log = logging.getLogger(__name__)
-
-
-class LiveProcesses(Processes, Protocol):
-    """``processes.discovery.Discovery``."""
-
-    def live(self) -> list[Identity]: ...
 
 
 class ProbeState(NamedTuple):
@@ -86,8 +81,8 @@ class UserProbes(Source):
         folder: Path,
         tables: UserTables,
         sink: Sink,
-        processes: LiveProcesses,
-        readers: Readers,
+        processes: Discovery,
+        readers: ReaderPool,
         symbols: SymbolFinder,
         node: str,
         clock: Clock,

@@ -11,7 +11,7 @@ from typing import Any
 from probing.api.errors import ConfigError, UnsupportedTarget
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity
 from probing.daemon.user_probes.spec import Attach
 
@@ -25,7 +25,7 @@ MAX_KNOWN = 4096
 class Targets:
     """For one thread. Readers open the files of targets, parsers read them; FUSE mounts only with ``fuse``."""
 
-    def __init__(self, readers: Readers, symbols: SymbolFinder, *, fuse: bool = False) -> None:
+    def __init__(self, readers: ReaderPool, symbols: SymbolFinder, *, fuse: bool = False) -> None:
         self._fuse = fuse
         self._readers = readers
         self._symbols = symbols

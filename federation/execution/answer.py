@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypedDict, TypeVar
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError, QueryMemory
 from probing.api.text import size
@@ -173,17 +173,11 @@ class Reply:
 
 
 Take = Callable[[Reply], Reply]
+Gather = Callable[[Sequence[str], Mapping[str, str], float, Take], Gathered[tuple[Reply, ...]]]
+"""Asks all addresses for the rows of statements (SQL by name), within a timeout, s.
 
-
-class Gather(Protocol):
-    """Asks all of ``addresses`` for the rows of ``statements`` (SQL by name), within ``timeout`` seconds.
-
-    Each reply goes through ``take``, which raises ProbingError for one that is refused.
-    """
-
-    def __call__(
-        self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
-    ) -> Gathered[tuple[Reply, ...]]: ...
+Each reply goes through the last argument, which raises ProbingError for a reply that is refused.
+"""
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ def speedscope(profiles: Sequence[Profile], title: str, exporter: str) -> str:
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
-def _sampled(profile: Profile, numbers: dict[Frame, int]) -> dict[str, Any]:
+def _sampled(profile: Profile, numbers: dict[Frame, int]) -> dict[str, object]:
     samples = merged(profile.samples)
     return {
         "type": "sampled",
@@ -82,8 +82,8 @@ def _sampled(profile: Profile, numbers: dict[Frame, int]) -> dict[str, Any]:
     }
 
 
-def _frame(frame: Frame) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": frame.func or "?"}
+def _frame(frame: Frame) -> dict[str, object]:
+    found: dict[str, object] = {"name": frame.func or "?"}
     if frame.file:
         found["file"] = frame.file
     if frame.lineno is not None:

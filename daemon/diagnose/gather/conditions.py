@@ -11,7 +11,8 @@ from typing import Any
 
 from probing.daemon.diagnose.gather.processes import Key
 from probing.daemon.diagnose.gather.tables import Collector, Row
-from probing.daemon.processes.conditions.counters import Load, idle_ns, neighbours_of
+from probing.daemon.processes.conditions.counters import idle_ns, neighbours_of
+from probing.daemon.stack_wire import Load
 from probing.diagnosis.facts import Condition
 
 __all__ = ("EarlierReadings", "conditions_of", "idle_cpus_of", "read_conditions")

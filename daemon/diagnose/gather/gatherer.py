@@ -23,7 +23,8 @@ from probing.daemon.diagnose.gather.processes import JobProcess, Key, known_proc
 from probing.daemon.diagnose.gather.readings import ReadingResult, Readings, TimeOuts
 from probing.daemon.diagnose.gather.stacks import lines_of, threads_of_processes
 from probing.daemon.diagnose.gather.statements import DAY_NS, SECOND_NS, Window, events, failed_jobs, statements
-from probing.daemon.diagnose.gather.tables import Collector, Queries, Row, Rows, live_rows, query_rows, seconds_left
+from probing.daemon.diagnose.gather.tables import Collector, Row, Rows, live_rows, query_rows, seconds_left
+from probing.daemon.query.engine import Engine
 from probing.diagnosis.facts import Condition, Facts, Missing, NodeFacts, Thread
 
 __all__ = ("Gatherer",)
@@ -59,7 +60,7 @@ class Gatherer:
     def __init__(
         self,
         node: str,
-        engine: Queries,
+        engine: Engine,
         collector: Collector,
         *,
         stall_s: float = 10.0,

@@ -80,7 +80,7 @@ def _thinned(points: Sequence[_T]) -> Sequence[_T]:
     return points[(len(points) - 1) % every :: every]
 
 
-def _device_totals(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def _device_totals(rows: Iterable[Row]) -> Sequence[Row]:
     """Returns the bytes of all allocating stacks of a process, with a row for each change of a stack. Before its first
     row a stack counts with the bytes of that row: its earlier bytes are not known."""
     own: dict[Key, list[Row]] = defaultdict(list)

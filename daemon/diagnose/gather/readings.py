@@ -17,7 +17,7 @@ from probing.api.errors import NotFound, ProbingError
 from probing.daemon.diagnose.gather.conditions import read_conditions
 from probing.daemon.diagnose.gather.processes import Key
 from probing.daemon.diagnose.gather.tables import Collector, Row, seconds_left
-from probing.daemon.stack_wire import ProcessStacks
+from probing.daemon.stack_wire import ProcessStacks, ReadFailure
 from probing.diagnosis.facts import Missing, TimeOut
 
 __all__ = ("ReadingResult", "Readings", "TimeOuts")
@@ -108,7 +108,7 @@ class Readings:
     def _stacks(
         self, pids: Sequence[int], *, native: bool = False, with_locals: bool = False
     ) -> list[ProcessStacks] | None:
-        def read() -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+        def read() -> tuple[list[ProcessStacks], list[ReadFailure]]:
             job = "" if pids else self._job
             return self._collector.stacks(pids, job, self._timeout(), native=native, with_locals=with_locals)
 
@@ -129,10 +129,10 @@ class Readings:
             self._add_missing(kind.split()[-1], f"no {kind} of job {self._job}: {e.message}")
         return None
 
-    def _add_failures(self, kind: str, failures: Sequence[Mapping[str, Any]]) -> None:
+    def _add_failures(self, kind: str, failures: Sequence[ReadFailure]) -> None:
         for failure in failures[:_MAX_FAILURES]:
             text = f"no {kind} of pid {failure['pid']}: {failure['error'].get('message', '')}"
-            self._add_missing(kind, text, failure.get("rank"))
+            self._add_missing(kind, text, failure["rank"])
 
     def _add_missing(self, kind: str, text: str, rank: int | None = None) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import ProcessKey
 
 __all__ = ("Frames",)
@@ -20,7 +20,7 @@ MAX_NAME = 80
 class Frames:
     """Caches the maps of processes. For one thread; ``name`` may wait for a reader."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self._maps: OrderedDict[ProcessKey, list[Mapping]] = OrderedDict()
         self._read: set[ProcessKey] = set()

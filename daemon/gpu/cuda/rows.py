@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon import columns
 from probing.daemon.arrow import batch_of
-from probing.daemon.bpf.interfaces import Map
+from probing.daemon.bpf.maps import Map
 from probing.daemon.clock import ClockPair
 from probing.daemon.gpu.cuda.frames import Frames
 from probing.daemon.gpu.cuda.symbols import MEMORY_KINDS, SYNC_OPS, is_cudart
@@ -128,7 +129,7 @@ class MemoryRows:
         """Returns a row for each sum that has changed since the last call."""
         self._frames.begin_round()
         keys, sums = self._maps[SUMS].items()
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         for key, now in zip(keys, sums, strict=True):
             before = self._reported.get(key.tobytes())
             if len(rows) < MAX_ROWS and (before is None or now.tobytes() != before.tobytes()):
@@ -152,7 +153,7 @@ class MemoryRows:
 
     def _row(
         self, key: npt.NDArray[Any], now: npt.NDArray[Any], before: npt.NDArray[Any] | None, pair: ClockPair
-    ) -> dict[str, Any]:
+    ) -> Row:
         pid, start_ns, stack = int(key["tgid"]), int(key["start_ns"]), int(key["stack"])
         who: Identity | None = self._processes.identity(pid, start_ns)
         frames = self._named(pid, start_ns, stack)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, UnsupportedTarget
-from probing.daemon.bpf.interfaces import Link, Session
+from probing.daemon.bpf.session import Link, Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import CudaConfig
 from probing.daemon.context import Context
@@ -38,7 +38,7 @@ from probing.daemon.gpu.cuda.symbols import (
     slots,
 )
 from probing.daemon.processes.parsers import symbols_by
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProbedLibrary, ProbeSlot, Processes, RingConsumer, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
@@ -81,7 +81,7 @@ class CudaSource(Source):
         node: str,
         symbols: SymbolFinder,
         sink: Sink,
-        readers: Readers,
+        readers: ReaderPool,
         clock: Clock,
         config: CudaConfig,
         options: Callable[[], CudaConfig] | None = None,

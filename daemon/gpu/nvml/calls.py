@@ -21,6 +21,7 @@ __all__ = (
     "DriverFailed",
     "Reading",
     "Running",
+    "Values",
     "Watchdog",
     "layout",
     "process_list",
@@ -28,6 +29,8 @@ __all__ = (
 )
 
 LOOK_S = 1.0
+Values = dict[str, Any]
+"""What NVML says of a device, a process, a link or an event, by name."""
 
 # Codes of a lost GPU, with the reason.
 _LOST = {15: "the GPU has fallen off the bus", 16: "the GPU wants a reset"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from probing.daemon.gpu.nvml.calls import Calls, DeviceLost
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, Values
 
 __all__ = ("Device", "bus_address", "facts_of", "find_devices", "memory_of")
 
@@ -30,7 +30,6 @@ _ARCHITECTURES = {
     10: "blackwell",
     13: "rubin",
 }
-Facts = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -106,11 +105,11 @@ def bus_address(pci: Any) -> str | None:
     return f"{domain[-4:]:0>4}:{rest}" if rest else None
 
 
-def facts_of(calls: Calls, device: Device) -> Facts:
+def facts_of(calls: Calls, device: Device) -> Values:
     """Returns the columns of gpu.devices for a device, without node, time, state and driver. Raises DeviceLost."""
     owner, handle, key = device.parent or device, device.handle, device.key
     memory = memory_of(calls, device)
-    facts: Facts = {
+    facts: Values = {
         "uuid": device.uuid,
         "name": _text(calls.ask("nvmlDeviceGetName", handle, device=key)),
         "total_bytes": memory.get("total_bytes"),
@@ -129,7 +128,7 @@ def facts_of(calls: Calls, device: Device) -> Facts:
     return facts | _board(calls, device)
 
 
-def _board(calls: Calls, gpu: Device) -> Facts:
+def _board(calls: Calls, gpu: Device) -> Values:
     def ask(name: str, *args: int) -> Any:
         return calls.ask(name, gpu.handle, *args, device=gpu.key)
 
@@ -147,7 +146,7 @@ def _board(calls: Calls, gpu: Device) -> Facts:
     }
 
 
-def _fabric(calls: Calls, gpu: Device) -> Facts:
+def _fabric(calls: Calls, gpu: Device) -> Values:
     """Returns the cluster and clique that NVLink switches connect the GPU with; empty without NVLink switches."""
     # Drivers before 545 have only the first version.
     versions = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed, Values
 from probing.daemon.gpu.nvml.devices import Device
 
 __all__ = ("EventThread",)
@@ -30,7 +30,7 @@ class EventThread:
         self._calls = calls
         self._gpus = [device for device in devices if device.parent is None]
         self._by_handle = {_address(gpu.handle): gpu for gpu in self._gpus}
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._waiting: deque[Values] = deque()
         self._dropped = 0
         self._set: Any = None
         self.registered = 0
@@ -57,7 +57,7 @@ class EventThread:
         if self.registered:
             self._thread.start()
 
-    def take(self) -> tuple[list[dict[str, Any]], int]:
+    def take(self) -> tuple[list[Values], int]:
         """Returns the events since the last call, and the number of dropped ones."""
         events = [self._waiting.popleft() for _ in range(len(self._waiting))]
         dropped, self._dropped = self._dropped, 0

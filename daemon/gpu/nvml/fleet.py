@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from probing.api.tables.schema import Row
+from probing.daemon.gpu.nvml.session import Content
+
 __all__ = ("Fleet",)
 
 MAX_DEVICES = 1_024
@@ -15,7 +18,6 @@ _PCIE = {
     "pcie_gen_max": "generation_max",
 }
 _SHARED = ("numa_node", "cpu_list", *_PCIE)
-Row = dict[str, Any]
 
 
 class Fleet:
@@ -41,11 +43,11 @@ class Fleet:
         text = f"{gpus} GPUs" + (f", {migs} MIG devices" if migs else "")
         return f"{text}, driver {driver}" if driver else text if self.devices else ""
 
-    def take(self, content: Mapping[str, Any]) -> dict[int, str | None]:
+    def take(self, content: Content) -> dict[int, str | None]:
         """Takes an answer; returns (GPUs lost since the last answer, with a reason, and GPUs that are back)."""
         if "devices" in content:
             self._take_devices(content)
-        before, now = self.lost, {int(n): str(text)[:200] for n, text in (content.get("lost") or {}).items()}
+        before, now = self.lost, {int(n): text[:200] for n, text in content.get("lost", {}).items()}
         self.lost = now
         changes: dict[int, str | None] = {number: text for number, text in now.items() if number not in before}
         return changes | {number: None for number in before if number not in now}
@@ -80,7 +82,7 @@ class Fleet:
             rows.append({**facts, **common, "total_mem_bytes": total, "state": state, "reason": text})
         return sorted(rows, key=lambda row: (row["device_id"], -1 if row.get("mig") is None else row["mig"]))
 
-    def _take_devices(self, content: Mapping[str, Any]) -> None:
+    def _take_devices(self, content: Content) -> None:
         fresh = {str(facts["device"]): dict(facts) for facts in content["devices"][:MAX_DEVICES]}
         for key, facts in fresh.items():
             # A lost GPU is listed without the facts that only the GPU itself can give.
@@ -94,5 +96,5 @@ class Fleet:
         # MIG devices come and go as their GPU is divided.
         self._gone = dict([(key, facts) for key, facts in gone if facts.get("mig") is None][:MAX_DEVICES])
         self.devices = fresh
-        self.backend = str(content.get("backend") or "cuda")[:32]
-        self._driver = {name: (content.get("driver") or {}).get(name) for name in ("driver_version", "cuda_version")}
+        self.backend = content.get("backend", "cuda")[:32]
+        self._driver = {name: content.get("driver", {}).get(name) for name in ("driver_version", "cuda_version")}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from probing.daemon.gpu.nvml.calls import Calls, layout
+from probing.daemon.gpu.nvml.calls import Calls, Values, layout
 from probing.daemon.gpu.nvml.devices import Device, memory_of
 from probing.daemon.gpu.nvml.fields import FAST, SLOW, read_fields
 
@@ -115,7 +115,6 @@ _CODERS = {
     "encoder_util_pct": "nvmlDeviceGetEncoderUtilization",
     "decoder_util_pct": "nvmlDeviceGetDecoderUtilization",
 }
-Values = dict[str, Any]
 
 
 class Readings:

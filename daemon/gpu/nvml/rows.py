@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
+from probing.api.tables.schema import Row
+
 __all__ = (
     "Counters",
     "Limiter",
@@ -66,7 +68,6 @@ _GROWING = {
 }
 _LINK_ERRORS = ("replays", "recoveries", "crc_errors")
 _MOST = (1 << 63) - 1
-Row = dict[str, Any]
 Values = Mapping[str, Any]
 
 

@@ -5,19 +5,20 @@ Nothing here waits longer than its caller allows: the driver of a sick GPU may t
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from probing.api.errors import ProbingError
-from probing.daemon.ipc import Channel, ChannelClosed, Message, connect
+from probing.api.tables.schema import Row
+from probing.api.typed import typed, typed_json
+from probing.daemon.ipc import Channel, ChannelClosed, Header, Message, connect
 
-__all__ = ("Failure", "NvmlSession", "Reading")
+__all__ = ("Content", "Failure", "NvmlSession", "Reading")
 
 # The first poll loads the driver and may start each GPU, which takes seconds where no process keeps it awake.
 FIRST_S, POLL_S = 300.0, 30.0
@@ -29,13 +30,45 @@ MAX_PAYLOAD = 8 << 20
 _log = logging.getLogger(__name__)
 
 
+class Content(TypedDict, total=False):
+    """``gpu.nvml.snapshot.Snapshots.poll``; ``values``, ``processes`` and ``lost`` by device."""
+
+    backend: str
+    driver: Row
+    devices: list[Row]
+    lost: dict[str, str]
+    values: dict[str, Row]
+    processes: dict[str, list[Row] | None]
+    links: list[Row]
+    events: list[Row]
+    events_dropped: int
+    problems: list[str]
+
+
+class _Hung(TypedDict):
+    call: str
+    device: str
+    seconds: float
+
+
+class _Failed(TypedDict):
+    kind: str
+    text: str
+
+
+class _Header(TypedDict, total=False):
+    hung: _Hung
+    failed: _Failed
+    events: list[Row]
+
+
 class Reading(NamedTuple):
-    """The answer to one poll: ``gpu.nvml.snapshot.Snapshots.poll``.
+    """The answer to one poll.
 
     ``asked``: the parts that were asked for; ``fresh``: this is the first answer of its process.
     """
 
-    content: dict[str, Any]
+    content: Content
     asked: frozenset[str]
     fresh: bool
 
@@ -53,7 +86,7 @@ class Failure:
     call: str = ""
     device: str = ""
     seconds: float = 0.0
-    events: Sequence[dict[str, Any]] = field(default_factory=tuple)
+    events: Sequence[Row] = field(default_factory=tuple)
 
 
 class NvmlSession:
@@ -149,7 +182,7 @@ class NvmlSession:
         self._parts = frozenset(name for name, value in wanted.items() if value)
         self._send({"op": "poll", **wanted}, "poll")
 
-    def _send(self, header: dict[str, Any], waits_for: str) -> None:
+    def _send(self, header: Header, waits_for: str) -> None:
         assert self._channel is not None
         self._channel.send(header, timeout=CONNECT_S)
         self._waits_for, self._asked = waits_for, self._now()
@@ -174,17 +207,17 @@ class NvmlSession:
         return self._fail(Failure("ended", "the process that asks the driver has ended"))
 
     def _read(self, answer: Message) -> Reading | Failure:
-        header = answer.header
-        events = [event for event in header.get("events", ()) if isinstance(event, dict)]
+        header = typed(_Header, answer.header)
+        events = header.get("events", [])
         if hung := header.get("hung"):
-            call, seconds = str(hung.get("call"))[:100], float(hung.get("seconds", 0))
+            call, seconds = hung["call"][:100], hung["seconds"]
             text = f"{call} did not return within {seconds:.1f} s"
-            return self._fail(Failure("hung", text, call, str(hung.get("device", ""))[:16], seconds, events))
+            return self._fail(Failure("hung", text, call, hung["device"][:16], seconds, events))
         if failed := header.get("failed"):
-            return self._fail(Failure(str(failed.get("kind")), str(failed.get("text"))[:300], events=events))
-        content = json.loads(answer.payload) if len(answer.payload) <= MAX_PAYLOAD else None
-        if not isinstance(content, dict):
-            raise ValueError("no object")
+            return self._fail(Failure(failed["kind"], failed["text"][:300], events=events))
+        if len(answer.payload) > MAX_PAYLOAD:
+            raise ValueError("too large")
+        content = typed_json(Content, answer.payload)
         self._failures = 0
         fresh, self._fresh = self._fresh, False
         return Reading(content, self._parts, fresh)

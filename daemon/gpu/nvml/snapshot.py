@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed, process_list, process_samples
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed, Values, process_list, process_samples
 from probing.daemon.gpu.nvml.devices import Device, facts_of, find_devices
 from probing.daemon.gpu.nvml.events import EventThread
 from probing.daemon.gpu.nvml.readings import Readings
@@ -25,7 +24,6 @@ _LISTS = {
 _READ = {kind: process_list(name) for kind, name in _LISTS.items()}
 _UNKNOWN = (1 << 64) - 1
 _SHARES = ("sm_pct", "mem_pct", "encoder_pct", "decoder_pct")
-Entry = dict[str, Any]
 
 # The backend that NVML drives, in Probing's word. A process for another vendor would answer with its own word.
 BACKEND = "cuda"
@@ -39,7 +37,7 @@ class _ProcessReadings:
         self._seen_us: dict[str, int] = {}
         self._empty: set[tuple[str, str]] = set()
 
-    def read(self, device: Device, *, slow: bool) -> list[Entry] | None:
+    def read(self, device: Device, *, slow: bool) -> list[Values] | None:
         """Returns an entry for each process: pid, kind, used_bytes and per cents; None where the driver has no list.
 
         ``slow``: read also the lists of graphics and MPS that were empty. Raises DeviceLost, DriverFailed.
@@ -47,7 +45,7 @@ class _ProcessReadings:
         if device.mig_mode:
             # NVML lists the processes by MIG device.
             return None
-        found: dict[int, Entry] = {}
+        found: dict[int, Values] = {}
         known = False
         for kind, call in _LISTS.items():
             place = device.key, kind
@@ -69,7 +67,7 @@ class _ProcessReadings:
             self._add_samples(device, found)
         return list(found.values()) if known else None
 
-    def _add_samples(self, gpu: Device, found: dict[int, Entry]) -> None:
+    def _add_samples(self, gpu: Device, found: dict[int, Values]) -> None:
         since = self._seen_us.get(gpu.key, 0)
         samples = self._calls.ask(
             "nvmlDeviceGetProcessUtilization", gpu.handle, since, device=gpu.key, function=process_samples
@@ -99,9 +97,9 @@ class Snapshots:
         self._devices: list[Device] | None = None
         self._events: EventThread | None = None
         self._lost: dict[int, str] = {}
-        self._driver: dict[str, Any] = {}
+        self._driver: Values = {}
 
-    def poll(self, *, slow: bool, links: bool, pairs: bool) -> dict[str, Any]:
+    def poll(self, *, slow: bool, links: bool, pairs: bool) -> Values:
         """Returns the answer, as JSON can hold it. Raises DriverFailed.
 
         ``slow``: read error counters as well. ``links``: the links that have counters. ``pairs``: all links. The answer
@@ -112,7 +110,7 @@ class Snapshots:
             self._devices = self._start()
         elif slow:
             self._check(self._devices)
-        answer: dict[str, Any] = {"backend": BACKEND, "lost": {}, "values": {}, "processes": {}}
+        answer: Values = {"backend": BACKEND, "lost": {}, "values": {}, "processes": {}}
         lost = dict(self._lost)
         for device in self._devices:
             if device.device_id in lost:
@@ -134,7 +132,7 @@ class Snapshots:
         answer["problems"] = list(self._calls.problems.values())[:8]
         return answer
 
-    def waiting_events(self) -> list[dict[str, Any]]:
+    def waiting_events(self) -> list[Values]:
         """Returns the events that no answer has contained yet; for any thread."""
         return self._events.take()[0] if self._events else []
 
@@ -166,7 +164,7 @@ class Snapshots:
         if before != {(d.key, d.uuid, d.mig_mode) for d in found}:
             raise DriverFailed("changed", "the list of GPUs and MIG devices has changed")
 
-    def _facts(self, lost: dict[int, str]) -> list[dict[str, Any]]:
+    def _facts(self, lost: dict[int, str]) -> list[Values]:
         rows = []
         for device in self._devices or ():
             place = {"device": device.key, "device_id": device.device_id, "mig": device.mig, "uuid": device.uuid}

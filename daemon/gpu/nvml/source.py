@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.tables.gpu import EVENTS, LINKS, PROCESSES, UTILIZATION
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import GpuConfig
@@ -26,7 +27,7 @@ from probing.daemon.gpu.nvml.rows import (
     link_row,
     utilization_row,
 )
-from probing.daemon.gpu.nvml.session import Failure, NvmlSession, Reading
+from probing.daemon.gpu.nvml.session import Content, Failure, NvmlSession, Reading
 from probing.daemon.gpu.nvml.users import Users
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.source import Identity, Sink, Source
@@ -46,7 +47,6 @@ SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
 WAIT_SHARE = 0.8
 MAX_EVENTS = 1_024
 _log = logging.getLogger(__name__)
-Row = dict[str, Any]
 
 
 class NvmlSource(Source):
@@ -164,10 +164,10 @@ class NvmlSource(Source):
             # Values that fit no column raise here, and not first in a query.
             batch_of("gpu.devices", self._fleet.rows(self._node, pair.real_ns))
         self._note_lost(changes, now)
-        self._problems = [str(problem)[:200] for problem in content.get("problems", ())]
+        self._problems = [problem[:200] for problem in content.get("problems", ())]
         self._put_values(content, pair)
-        self._put_links(content.get("links") or (), content.get("values") or {}, pair)
-        self._note_driver_events(content.get("events") or ())
+        self._put_links(content.get("links", ()), content.get("values", {}), pair)
+        self._note_driver_events(content.get("events", ()))
 
     def _note_lost(self, changes: Mapping[int, str | None], now: float) -> None:
         for number, reason in changes.items():
@@ -181,9 +181,9 @@ class NvmlSource(Source):
             self._due["lost"] = now + LOST_S
             self._session.again()
 
-    def _put_values(self, content: Mapping[str, Any], pair: ClockPair) -> None:
+    def _put_values(self, content: Content, pair: ClockPair) -> None:
         common = {"node": self._node, "ts": pair.real_ns, "backend": self._fleet.backend}
-        values, listed = content.get("values") or {}, content.get("processes") or {}
+        values, listed = content.get("values", {}), content.get("processes", {})
         rows = []
         for key, of_device in values.items():
             if (facts := self._fleet.devices.get(key)) is None:

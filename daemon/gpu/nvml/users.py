@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.source import Identity, ProcessKey
 
@@ -115,7 +116,6 @@ def _words(text: str) -> list[str]:
 
 
 MAX_ADDRESSES = 8
-Row = dict[str, Any]
 Facts = Mapping[str, Any]
 
 

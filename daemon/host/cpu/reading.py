@@ -13,7 +13,6 @@ import time
 from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 from probing.api.errors import ProbingError
 from probing.daemon.host.cpu.task_files import (
@@ -184,7 +183,7 @@ class UsageReader:
             if time.monotonic() > deadline:
                 break
             self._glance(found, int(pid))
-        header: dict[str, Any] = {"texts": list(found.texts), "threads": threads}
+        header: Header = {"texts": list(found.texts), "threads": threads}
         if request.get("pids"):
             header["pids"] = self._pids()
         return Message(header, found.rows.tobytes())

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from probing.daemon.ipc import Header
 from probing.daemon.source import Identity
 
 __all__ = ("LEAST_SHARE", "MAX_BUSY", "ROLES", "STILL_SHARE", "Selection", "Watched")
@@ -78,7 +79,7 @@ class Selection:
         self._turn = 0
         self.left_out = 0
 
-    def request(self, live: Sequence[Identity]) -> dict[str, Any]:
+    def request(self, live: Sequence[Identity]) -> Header:
         """Returns the arguments of the request ``usage`` for the processes ``live`` and the busiest others; none where
         no watched process is to be read in this turn."""
         self._turn += 1

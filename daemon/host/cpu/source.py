@@ -24,7 +24,7 @@ from probing.daemon.host.cpu.task_files import ABSENT
 from probing.daemon.host.cpu.usage import Ledger, Rows, Usage, differences, rows_of, state_columns
 from probing.daemon.ipc import Message
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
@@ -59,7 +59,7 @@ class _Known:
 class Tasks:
     """``apart_s``: the time between the two looks, s."""
 
-    def __init__(self, readers: Readers, processes: Discovery, node: str, apart_s: float = APART_S) -> None:
+    def __init__(self, readers: ReaderPool, processes: Discovery, node: str, apart_s: float = APART_S) -> None:
         self._readers, self._processes, self._node, self._apart_s = readers, processes, node, apart_s
         self._stopped = threading.Event()
 
@@ -126,7 +126,7 @@ class CpuSource(Source):
     table = UTILIZATION.name
 
     def __init__(
-        self, readers: Readers, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
+        self, readers: ReaderPool, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
     ) -> None:
         self._readers, self._processes, self._sink = readers, processes, sink
         self._clock, self._node, self._interval_s = clock, node, interval_s

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from probing.api.tables.process import KMSG
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
@@ -141,7 +141,7 @@ class KernelLogSource(Source):
         seqs = [row["seq"] for row in rows.to_pylist() if row["boot"] == self._clock.boot_id and row["seq"] is not None]
         self._stored = max(seqs, default=-1)
 
-    def _rows(self, chunk: Chunk, pair: ClockPair) -> Iterator[dict[str, Any]]:
+    def _rows(self, chunk: Chunk, pair: ClockPair) -> Iterator[Row]:
         left_out = 0
         for record in chunk.records:
             if record.seq <= self._stored:
@@ -161,7 +161,7 @@ class KernelLogSource(Source):
         if chunk.lost:
             self._lose("read", "the kernel overwrote records", chunk.lost, pair)
 
-    def _row(self, record: Record, meaning: Meaning, pair: ClockPair) -> dict[str, Any]:
+    def _row(self, record: Record, meaning: Meaning, pair: ClockPair) -> Row:
         # The log's clock drifts from CLOCK_MONOTONIC, by seconds a day; a new line happened since the last look.
         at_ns = min(record.boot_us * 1000 + pair.mono_to_utc_ns, pair.real_ns)
         who = self._known.get(meaning.pid) if meaning.pid is not None else None

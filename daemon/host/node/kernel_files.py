@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from probing.daemon.processes.conditions.cgroups import Group, first_number, group_of, number_in, read_group_file
 from probing.daemon.processes.conditions.mounts import Mount
@@ -101,6 +100,7 @@ def parse_diskstats(data: bytes) -> dict[str, dict[str, int]]:
 
 
 MAX_GROUPS = 256
+_Read = Callable[[bytes], Mapping[str, object]]
 _RESOURCES = ("cpu", "memory", "io", "irq")
 # A limit from here on is none: version 1 has no word for "no limit", and shows a number near 2 ** 63.
 _UNLIMITED = 1 << 60
@@ -128,8 +128,8 @@ class Groups:
     def __init__(self, mounts: list[Mount]) -> None:
         self._mounts = mounts
         self._of: dict[bytes, tuple[str | None, str | None]] = {}
-        self.memory: dict[str, dict[str, Any]] = {}
-        self.pressure: dict[str, dict[str, Any]] = {}
+        self.memory: dict[str, dict[str, object]] = {}
+        self.pressure: dict[str, dict[str, object]] = {}
 
     def add(self, cgroup: bytes) -> tuple[str | None, str | None]:
         """Takes /proc/PID/cgroup; returns the keys of its group in ``memory`` and in ``pressure``.
@@ -155,7 +155,7 @@ class Groups:
         group = group_of("pressure", line, self._mounts) if line else None
         return None if group is None else self._keep(self.pressure, group, 0, _pressure_of)
 
-    def _keep(self, into: dict[str, dict[str, Any]], group: Group, level: int, read: Any) -> str | None:
+    def _keep(self, into: dict[str, dict[str, object]], group: Group, level: int, read: _Read) -> str | None:
         directory = group.directories[level]
         try:
             inode = Path(os.fsdecode(directory)).stat().st_ino
@@ -185,7 +185,7 @@ def _tightest(group: Group) -> int:
     return min(room, default=(0, 0))[1]
 
 
-def _memory_v2(directory: bytes) -> dict[str, Any]:
+def _memory_v2(directory: bytes) -> dict[str, int]:
     events = read_group_file(directory, "memory.events")
     stat = parse_named(read_group_file(directory, "memory.stat") or b"", _STAT_V2)
     return _known(
@@ -200,7 +200,7 @@ def _memory_v2(directory: bytes) -> dict[str, Any]:
     )
 
 
-def _memory_v1(directory: bytes) -> dict[str, Any]:
+def _memory_v1(directory: bytes) -> dict[str, int]:
     stat = parse_named(read_group_file(directory, "memory.stat") or b"", _STAT_V1)
     return _known(
         used_bytes=first_number(directory, "memory.usage_in_bytes"),
@@ -211,7 +211,7 @@ def _memory_v1(directory: bytes) -> dict[str, Any]:
     )
 
 
-def _pressure_of(directory: bytes) -> dict[str, Any]:
+def _pressure_of(directory: bytes) -> dict[str, object]:
     read = {name: parse_pressure(read_group_file(directory, f"{name}.pressure") or b"") for name in _RESOURCES}
     found = {name: pressure for name, pressure in read.items() if pressure}
     return {"resources": found} if found else {}
@@ -221,5 +221,5 @@ def _limit(number: int | None) -> int | None:
     return number if number is not None and number < _UNLIMITED else None
 
 
-def _known(**values: int | None) -> dict[str, Any]:
+def _known(**values: int | None) -> dict[str, int]:
     return {name: value for name, value in values.items() if value is not None}

@@ -7,7 +7,6 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import ProbingError
 from probing.daemon.host.node.kernel_files import (
@@ -69,7 +68,7 @@ class NodeReader:
         groups = Groups(parse_mounts(self._read("self/mountinfo", MAX_MOUNTINFO)))
         memory = parse_kilobytes(self._read("meminfo"), MEMINFO)
         vm = parse_named(self._read("vmstat"), VMSTAT)
-        found: dict[str, Any] = {
+        found: dict[str, object] = {
             "mono_ns": time.monotonic_ns(),
             "memory": {MEMINFO[name]: value for name, value in memory.items()},
             "vm": {VMSTAT[name]: value for name, value in vm.items()},
@@ -105,12 +104,12 @@ class NodeReader:
         word = _read(self._sys / "block" / name / "diskseq", 64).strip()
         return int(word) if word.isdigit() and len(word) < 20 else 0
 
-    def _process(self, pid: int, start_ns: int, groups: Groups, delays: bool) -> dict[str, Any] | None:
+    def _process(self, pid: int, start_ns: int, groups: Groups, delays: bool) -> dict[str, object] | None:
         try:
             with Target(pid, start_ns) as target:
                 memory, pressure = groups.add(target.read("cgroup", 64 << 10))
                 fields = target.read("stat", 4_096).rpartition(b")")[2].split()
-                found: dict[str, Any] = {"memory_group": memory, "pressure_group": pressure, "io": {}}
+                found: dict[str, object] = {"memory_group": memory, "pressure_group": pressure, "io": {}}
                 if delays and len(fields) > _IO_DELAY and fields[_IO_DELAY].isdigit():
                     found["io_delay_ns"] = int(fields[_IO_DELAY][:15]) * TICK_NS
                 found["io"] = _io(target)

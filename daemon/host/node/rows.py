@@ -9,6 +9,7 @@ import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from probing.api.tables.schema import Row
 from probing.daemon.source import Identity
 
 __all__ = (
@@ -74,7 +75,6 @@ _DISK_COUNTERS = {
     "flushes": ("flushes", 1),
     "flush_ms": ("flush_ns", _MS),
 }
-_Row = dict[str, Any]
 _Found = Mapping[str, Any]
 
 
@@ -84,7 +84,7 @@ class NodeRows:
     def __init__(self) -> None:
         self._growth = Growth()
 
-    def memory(self, found: _Found, watched: Sequence[Identity]) -> Iterator[_Row]:
+    def memory(self, found: _Found, watched: Sequence[Identity]) -> Iterator[Row]:
         """Yields a row of the node, and a row of each group."""
         mono_ns, seen, counters = found["mono_ns"], dict(found["memory"]), found["vm"]
         grown = self._growth.since("vm", mono_ns, counters)
@@ -106,7 +106,7 @@ class NodeRows:
             yield self._group(key, found["memory_groups"][key], who, mono_ns)
         self._growth.forget(mono_ns)
 
-    def disks(self, found: _Found, watched: Sequence[Identity]) -> Iterator[_Row]:
+    def disks(self, found: _Found, watched: Sequence[Identity]) -> Iterator[Row]:
         """Yields a row of each disk and process that did something since the last look."""
         mono_ns = found["mono_ns"]
         for name, counters in found["disks"].items():
@@ -125,7 +125,7 @@ class NodeRows:
             if any(values.values()):
                 yield {"scope": "process", **_identity(who), **values, "wall_ns": grown["wall_ns"]}
 
-    def pressure(self, found: _Found, watched: Sequence[Identity]) -> Iterator[_Row]:
+    def pressure(self, found: _Found, watched: Sequence[Identity]) -> Iterator[Row]:
         """Yields a row of each resource of the node, and of each group."""
         mono_ns = found["mono_ns"]
         yield from self._pressures({"scope": "node"}, found["pressure"], "", mono_ns)
@@ -134,7 +134,7 @@ class NodeRows:
             common = {"scope": "cgroup", "cgroup": group["path"], **_job(who)}
             yield from self._pressures(common, group["resources"], key, mono_ns)
 
-    def _group(self, key: str, group: _Found, who: list[Identity], mono_ns: int) -> _Row:
+    def _group(self, key: str, group: _Found, who: list[Identity], mono_ns: int) -> Row:
         grown = self._growth.since(("memory", key), mono_ns, _only(group, "limit_hits", "oom_kills"))
         kept = {
             name: value
@@ -145,7 +145,7 @@ class NodeRows:
         room["available_bytes"] = _less(room["total_bytes"], group.get("used_bytes"))
         return {"scope": "cgroup", "cgroup": group["path"], "processes": len(who), **_job(who), **kept, **room, **grown}
 
-    def _pressures(self, common: _Row, resources: _Found, key: str, mono_ns: int) -> Iterator[_Row]:
+    def _pressures(self, common: Row, resources: _Found, key: str, mono_ns: int) -> Iterator[Row]:
         for resource, kinds in resources.items():
             totals = {kind: int(values[3]) * 1000 for kind, values in kinds.items()}
             grown = self._growth.since(("pressure", key, resource), mono_ns, totals)
@@ -168,13 +168,13 @@ def _members(found: _Found, watched: Sequence[Identity], name: str) -> dict[str,
     return members
 
 
-def _job(who: Iterable[Identity]) -> _Row:
+def _job(who: Iterable[Identity]) -> Row:
     jobs = {(one.job, one.run) for one in who}
     job, run = jobs.pop() if len(jobs) == 1 else (None, None)
     return {"job": job, "run": run}
 
 
-def _identity(who: Identity) -> _Row:
+def _identity(who: Identity) -> Row:
     return {
         "job": who.job,
         "run": who.run,
@@ -185,7 +185,7 @@ def _identity(who: Identity) -> _Row:
     }
 
 
-def _only(values: _Found, *names: str) -> dict[str, Any]:
+def _only(values: _Found, *names: str) -> Row:
     return {name: values[name] for name in names if name in values}
 
 

@@ -8,14 +8,16 @@ from typing import Any
 
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.api.tables.host import DISK, FILE_SYSTEMS, MEMORY, PRESSURE
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.backoff import Patience
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.host.node.rows import NodeRows
+from probing.daemon.ipc import Header
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.procfs import clean_text
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -34,7 +36,7 @@ class _HostSource(Source):
     """Puts rows with ``node`` and ``ts``, and reports why a reader did not answer."""
 
     def __init__(
-        self, readers: Readers, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
+        self, readers: ReaderPool, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
     ) -> None:
         self._readers, self._processes, self._sink = readers, processes, sink
         self._clock, self._node, self._interval_s = clock, node, interval_s
@@ -50,7 +52,7 @@ class _HostSource(Source):
     def _ask(self, op: str, **args: Any) -> Any:
         return json.loads(self._readers.call(op, timeout=TIMEOUT_S, **args).payload)
 
-    def _put(self, table: str, rows: list[dict[str, Any]]) -> None:
+    def _put(self, table: str, rows: list[Row]) -> None:
         if rows:
             common = {"node": self._node, "ts": self._clock.pair().real_ns}
             self._sink.put(table, batch_of(table, [{**row, **common} for row in rows]))
@@ -121,7 +123,7 @@ class SpaceSource(_HostSource):
         self._looked = True
         self._put(self.table, rows)
 
-    def _shared(self, found: dict[str, Any], watched: list[Identity]) -> list[dict[str, Any]]:
+    def _shared(self, found: Header, watched: list[Identity]) -> list[Row]:
         seen = {space["device"] for space in found["local"]}
         rows = []
         for who, space in zip(watched, found["shared"], strict=False):
@@ -131,7 +133,7 @@ class SpaceSource(_HostSource):
                 rows.append({**common, "pid": who.pid, "start_ns": who.start_ns, **_flags(space)})
         return rows
 
-    def _served(self, point: str, kind: str, source: str) -> dict[str, Any]:
+    def _served(self, point: str, kind: str, source: str) -> Row:
         row = {"scope": "node", "mount_point": clean_text(point, 256), "fs_type": kind, "source": source}
         if point in self._silent:
             return {**row, "answers": False}
@@ -150,5 +152,5 @@ class SpaceSource(_HostSource):
         return {**row, "answers": None if space is None else True, **_flags(space or {})}
 
 
-def _flags(space: dict[str, Any]) -> dict[str, Any]:
+def _flags(space: Row) -> Row:
     return {**space, "read_only": bool(space["read_only"])} if "read_only" in space else dict(space)

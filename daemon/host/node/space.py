@@ -96,7 +96,7 @@ def _has_space(mount: Mount) -> bool:
     return of_a_device or (mount.kind == "tmpfs" and mount.point in _IN_MEMORY)
 
 
-def _all(targets: list[list[int]]) -> dict[str, Any]:
+def _all(targets: list[list[int]]) -> dict[str, object]:
     root = _root()
     local, served = chosen_mounts(_mounts(1 if root else os.getpid()))
     spaces = ((mount, space_of(root + mount.point)) for mount in local)
@@ -108,7 +108,7 @@ def _all(targets: list[list[int]]) -> dict[str, Any]:
     }
 
 
-def _shared(pid: int, start_ns: int) -> dict[str, Any] | None:
+def _shared(pid: int, start_ns: int) -> dict[str, object] | None:
     try:
         with Target(pid, start_ns) as target:
             mount = mount_of(parse_mounts(target.read("mountinfo", MAX_MOUNTINFO)), path=_SHARED_MEMORY)

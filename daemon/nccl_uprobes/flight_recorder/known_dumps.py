@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probing.api.typed import typed_json
+
 __all__ = ("DumpFile", "KnownDumps", "Stamp")
 
 MAX_KNOWN = 4_096
@@ -76,7 +78,6 @@ def _load(path: Path | None) -> list[int]:
         return []
     try:
         with path.open("rb") as file:
-            known = json.loads(file.read(MAX_BYTES))
+            return typed_json(list[int], file.read(MAX_BYTES))
     except (OSError, ValueError):
         return []
-    return [number for number in known if isinstance(number, int)] if isinstance(known, list) else []

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.arrow import batch_of
@@ -27,7 +27,8 @@ from probing.daemon.context import Context
 from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import DumpFile, KnownDumps, Stamp
 from probing.daemon.nccl_uprobes.flight_recorder.report import Dump
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.parsers import ParserPool, answer_of
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
@@ -92,8 +93,8 @@ class FlightRecorderWatch(Source):
     def __init__(
         self,
         processes: Discovery,
-        readers: Readers,
-        parsers: Parsers,
+        readers: ReaderPool,
+        parsers: ParserPool,
         sink: Sink,
         clock: Clock,
         node: str,
@@ -278,7 +279,7 @@ class FlightRecorderWatch(Source):
         try:
             if not self._is_new(owners[0], found):
                 return 0
-            dump = self._parsers.call("flight_dump", fds=[fd], timeout=PARSE_TIMEOUT_S)
+            dump = answer_of(Dump, self._parsers.call("flight_dump", fds=[fd], timeout=PARSE_TIMEOUT_S))
             after = os.fstat(fd)
         except ProbingError as e:
             self._failed(found, owners[0], e, final=final)
@@ -287,7 +288,7 @@ class FlightRecorderWatch(Source):
             os.close(fd)
         if (after.st_size, after.st_mtime_ns) != (found.size, found.mtime_ns):
             return 0
-        self._write(found, cast(Dump, dump), owners)
+        self._write(found, dump, owners)
         return 1
 
     def _write(self, found: DumpFile, dump: Dump, owners: list[Identity]) -> None:

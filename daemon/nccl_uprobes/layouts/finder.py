@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
-from probing.daemon.bpf.interfaces import Map
+from probing.daemon.bpf.maps import Map
 from probing.daemon.nccl_uprobes.layouts.nccl import (
     ABSENT,
     MAX_LAYOUTS,
@@ -26,7 +26,7 @@ from probing.daemon.nccl_uprobes.layouts.nccl import (
     UNGUARDED_LAYOUTS,
     NcclLayout,
 )
-from probing.daemon.processes.readers import Parsers
+from probing.daemon.processes.parsers import ParserPool
 
 __all__ = ("LayoutFinder",)
 
@@ -52,7 +52,7 @@ class LayoutFinder:
     Call ``start`` before the first ``attach``; both are safe for any thread.
     """
 
-    def __init__(self, parsers: Parsers, layouts: Map, cache: Path | None = None) -> None:
+    def __init__(self, parsers: ParserPool, layouts: Map, cache: Path | None = None) -> None:
         self._parsers = parsers
         self._layouts = layouts
         self._cache = cache

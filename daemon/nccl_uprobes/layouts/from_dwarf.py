@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from probing.api.errors import UnsupportedTarget, UsageError
 from probing.daemon.elf.dwarf_search import COUNT, LOCATION, SIZE, TYPE, UPPER_BOUND, Die, Dwarf, Texts
@@ -129,7 +129,7 @@ def _answer(request: Message) -> bytes:
     elf = Elf(request.fds[0])
     raw = elf.build_id()
     build_id = raw.hex() if raw is not None else None
-    answer: dict[str, Any] = {"build_id": build_id, "known": build_id in known, "version": None, "why": ""}
+    answer: dict[str, object] = {"build_id": build_id, "known": build_id in known, "version": None, "why": ""}
     answer |= {"comm": None, "info": None}
     if not answer["known"]:
         try:

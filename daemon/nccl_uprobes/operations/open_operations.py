@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probing.daemon.bpf.interfaces import Session
+from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.records.names import STATE_ABANDONED
 
 __all__ = ("MAP", "OpenOperations", "abandoned")

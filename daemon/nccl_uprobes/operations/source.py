@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.ring import checked_ring_size
+from probing.daemon.bpf.session import Link, Session
 from probing.daemon.clock import ClockPair
 from probing.daemon.config import Config
 from probing.daemon.context import Context

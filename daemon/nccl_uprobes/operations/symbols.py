@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from probing.api.errors import ProbingError, UnsupportedTarget
-from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.bpf.probe_slots import SLOTS
+from probing.daemon.bpf.session import Link, Session
 from probing.daemon.elf.symbols import Symbol, SymbolFinder
 from probing.daemon.nccl_uprobes.layouts.gloo import gloo_layout_index
 

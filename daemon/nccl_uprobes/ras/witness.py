@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
@@ -28,7 +28,8 @@ from probing.daemon.nccl_uprobes.ras.client import (
 )
 from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
 from probing.daemon.processes.namespaces import own_namespace
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.parsers import ParserPool, answer_of
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
@@ -87,8 +88,8 @@ class RasWitness(Source):
         self,
         processes: Callable[[], Iterable[Identity]],
         owners: Callable[[str], Sequence[Identity]],
-        readers: Readers,
-        parsers: Parsers,
+        readers: ReaderPool,
+        parsers: ParserPool,
         sink: Sink,
         clock: Clock,
         node: str,
@@ -273,7 +274,7 @@ class RasWitness(Source):
         with connection:
             answer = ask_ras(connection, ANSWER_TIMEOUT_S)
         found = self._parsers.call("ras_report", answer.report, timeout=PARSE_TIMEOUT_S, form=answer.form)
-        return cast(Report, found)
+        return answer_of(Report, found)
 
     def _namespace_of(self, place: _Place, members: list[Identity]) -> int:
         for who in members:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from probing.api.errors import UnsupportedTarget
-from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
+from probing.daemon.bpf.session import Link, Session
 from probing.daemon.elf.symbols import Symbol, SymbolFinder
 from probing.daemon.nccl_uprobes.steps.optimizer_steps import FOREACH, FUSED, LIST_ADD
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ _LOOPBACK = "772"
 _NAMESPACE = re.compile(rb"net:\[(\d{1,20})\]")
 
 
-def handlers() -> dict[str, Any]:
+def handlers() -> dict[str, Callable[[Header], Message]]:
     return {"links": _answer_links, "link_details": _answer_details}
 
 
@@ -51,7 +51,7 @@ def _links(pid: int, start_ns: int) -> list[Any] | None:
     return [int(namespace[1]), text] if namespace else None
 
 
-def read_details(root: Path | None = None, node: Sequence[int] = ()) -> dict[str, dict[str, Any]]:
+def read_details(root: Path | None = None, node: Sequence[int] = ()) -> dict[str, dict[str, object]]:
     """Returns by interface of the node: kind, operstate, mtu, speed (Mb/s), carrier_changes and ifindex.
 
     A value that the kernel does not give is None.
@@ -67,9 +67,9 @@ def _names(root: Path) -> list[str]:
         return []
 
 
-def _details(path: Path) -> dict[str, Any]:
+def _details(path: Path) -> dict[str, object]:
     kind = "loopback" if _text(path / "type") == _LOOPBACK else "physical" if _has_device(path) else "virtual"
-    found: dict[str, Any] = {"kind": kind, "operstate": _text(path / "operstate")}
+    found: dict[str, object] = {"kind": kind, "operstate": _text(path / "operstate")}
     for name in _NUMBERS:
         text = _text(path / name)
         found[name] = int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None

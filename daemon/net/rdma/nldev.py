@@ -12,14 +12,14 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypedDict
 
 from probing.api.errors import ProbingError, TargetError, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.net.netlink import attribute, attributes, dump, messages, text_of
 from probing.daemon.processes.procfs import clean_text
 
-__all__ = ("NETLINK_RDMA", "handlers", "read_qps")
+__all__ = ("NETLINK_RDMA", "QueuePair", "QueuePairsRead", "handlers", "read_qps")
 
 NETLINK_RDMA = 20
 _CLIENT = 5 << 10
@@ -52,13 +52,34 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
     return {"rdma_qps": _answer}
 
 
-def read_qps(sock: socket.socket) -> dict[str, Any]:
-    """Returns ``qps``: hca, port, qpn, peer_qpn, peer_address, type, state, sq_psn, rq_psn and pid of each queue pair
-    of a process; values that the kernel leaves out are None. ``problems``: why queue pairs of a device are missing.
+class _QueuePair(TypedDict):
+    port: int | None
+    qpn: int
+    peer_qpn: int | None
+    type: str | None
+    state: str | None
+    sq_psn: int | None
+    rq_psn: int | None
+    pid: int
 
-    Raises TargetError where the kernel lists no devices.
-    """
-    found: list[dict[str, Any]] = []
+
+class QueuePair(_QueuePair):
+    """A queue pair of a process; values that the kernel leaves out are None."""
+
+    hca: str
+    peer_address: str | None
+
+
+class QueuePairsRead(TypedDict):
+    """``problems``: why queue pairs of a device are missing."""
+
+    qps: list[QueuePair]
+    problems: list[str]
+
+
+def read_qps(sock: socket.socket) -> QueuePairsRead:
+    """Returns the queue pairs of processes. Raises TargetError where the kernel lists no devices."""
+    found: list[QueuePair] = []
     problems: list[str] = []
     for index, name in list(_devices(sock))[:MAX_DEVICES]:
         try:
@@ -77,7 +98,7 @@ def _devices(sock: socket.socket) -> Iterator[tuple[int, str]]:
                 yield _number(values[_INDEX]), clean_text(text_of(values[_NAME]), 64)
 
 
-def _qps(sock: socket.socket, device: int) -> Iterator[dict[str, Any]]:
+def _qps(sock: socket.socket, device: int) -> Iterator[_QueuePair]:
     for values in _entries(sock, _QP_GET, device, _QPS):
         pid = _optional(values, _PID)
         if pid and _LQPN in values:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import UsageError
 from probing.api.rdma_counters import COUNTERS, HW_COUNTERS
@@ -68,7 +68,7 @@ class PortReader:
         for device, port in list(self._open):
             self._forget(device, port)
 
-    def read(self, devices: list[str], details: bool) -> list[dict[str, Any]]:
+    def read(self, devices: list[str], details: bool) -> list[dict[str, object]]:
         """Returns for each port of ``devices``: hca, port, ``counters`` in the order of COUNTED, and with ``details``
         the other values of rdma.ports. A value that cannot be read is None."""
         found = []
@@ -134,7 +134,7 @@ def device_names(root: Path) -> list[str]:
     return [name for name in _entries(root) if _NAME.fullmatch(name)][:MAX_DEVICES]
 
 
-def handlers() -> dict[str, Any]:
+def handlers() -> dict[str, Callable[[Header], Message]]:
     ports: list[PortReader] = []
 
     def answer(request: Header) -> Message:
@@ -183,7 +183,7 @@ def _number(fd: int, unit: int) -> int | None:
     return number if number < _MOST else _MOST
 
 
-def _port(device: Path, number: int) -> dict[str, Any]:
+def _port(device: Path, number: int) -> dict[str, object]:
     path = device / "ports" / str(number)
     rate = _text(path / "rate")
     gbps = re.match(r"\d{1,6}(?:\.\d{1,3})?(?= Gb/sec)", rate or "")
@@ -197,7 +197,7 @@ def _port(device: Path, number: int) -> dict[str, Any]:
     }
 
 
-def _device(path: Path) -> dict[str, Any]:
+def _device(path: Path) -> dict[str, object]:
     numa = _text(path / "device" / "numa_node")
     try:
         address = os.path.basename(os.readlink(path / "device"))  # noqa: PTH115, PTH119

@@ -6,7 +6,6 @@ bits in the order of the machine. The files have no figures of connections; the 
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import sys
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from probing.daemon.net.tcp.reading import ProcSocket
 from probing.daemon.net.tcp.sock_diag import LISTEN, SOCKET
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import ProcessKey
 
 __all__ = ("ProcSockets", "as_sockets")
@@ -31,7 +30,7 @@ _ORDER = "<" if sys.byteorder == "little" else ">"
 class ProcSockets:
     """Reads sockets by a reader. Not safe for two threads at once."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
 
     def read(self, namespaces: Mapping[int, ProcessKey]) -> dict[int, npt.NDArray[Any]]:
@@ -43,7 +42,7 @@ class ProcSockets:
             return {}
         targets = [list(key) for key in namespaces.values()]
         answer = self._readers.call("tcp_sockets", timeout=TIMEOUT_S, targets=targets)
-        parts = zip(namespaces, json.loads(answer.payload), strict=True)
+        parts = zip(namespaces, payload_of(list[list[ProcSocket] | None], answer), strict=True)
         return {netns: as_sockets(part) for netns, part in parts if part is not None}
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from probing.api.errors import ProbingError
@@ -35,7 +36,7 @@ _LISTED = re.compile(
 _NAMESPACE = re.compile(rb"net:\[(\d{1,20})\]")
 
 
-def handlers() -> dict[str, Any]:
+def handlers() -> dict[str, Callable[[Header], Message]]:
     return {"sockets": _answer_sockets, "tcp_totals": _answer_totals, "tcp_sockets": _answer_listed}
 
 

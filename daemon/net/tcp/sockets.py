@@ -8,7 +8,6 @@ by the address of a socket that is closed by then.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -24,10 +23,11 @@ import pyarrow as pa
 
 from probing.api.errors import PrivilegeError, ProbingError, UnsupportedTarget
 from probing.api.tables.net import SOCKETS
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.net.tcp.sock_diag import LISTEN, NETLINK_SOCK_DIAG, address_text
 from probing.daemon.processes.namespaces import own_namespace, socket_in
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("KEPT_NS", "MAX_ROWS", "DiagSockets", "Endpoints", "Owners")
@@ -40,7 +40,7 @@ MAX_NAMESPACES = 256
 class DiagSockets:
     """Sockets of sock_diag by namespace. Not safe for two threads at once."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self._open: dict[int, socket.socket] = {}
         self._refused: dict[int, str] = {}
@@ -121,7 +121,7 @@ class Owners:
     """The owners of sockets. ``processes``: those of the last look; ``of`` returns their indices. Not safe for two
     threads at once."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self.processes: list[ProcessKey] = []
         self.namespaces: dict[int, ProcessKey] = {}
@@ -181,13 +181,12 @@ class Owners:
         self._inodes = np.array(sorted(owners), np.int64)
         self._owners = np.array([owners[inode] for inode in self._inodes.tolist()], np.int64)
 
-    def _ask(self, keys: list[ProcessKey]) -> tuple[list[Any], float]:
+    def _ask(self, keys: list[ProcessKey]) -> tuple[list[tuple[int, list[int]] | None], float]:
         """Returns the answer of ``held_sockets``, and the CPU time that it took, s."""
         timeout_ms = int(OWNERS_TIMEOUT_S * 500)
         targets = [list(key) for key in keys]
         answer = self._readers.call("sockets", timeout=OWNERS_TIMEOUT_S, targets=targets, timeout_ms=timeout_ms)
-        held: list[Any] = json.loads(answer.payload)
-        return held, float(answer.header.get("cpu_s") or 0.0)
+        return payload_of(list[tuple[int, list[int]] | None], answer), float(answer.header.get("cpu_s") or 0.0)
 
 
 def _rank(who: Identity) -> tuple[int, int, int]:
@@ -256,7 +255,7 @@ class Endpoints:
         self._closed.append(held._replace(sockets=held.sockets[gone], process=held.process[gone]))
 
 
-def _rows(parts: Iterable[_Held], *, closed: bool) -> Iterator[dict[str, Any]]:
+def _rows(parts: Iterable[_Held], *, closed: bool) -> Iterator[Row]:
     for part in parts:
         for one, process in zip(part.sockets, part.process.tolist(), strict=True):
             who = part.who[process]

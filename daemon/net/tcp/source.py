@@ -7,7 +7,6 @@ and netstat (Documentation/networking/snmp_counter.rst) of a process in the name
 
 from __future__ import annotations
 
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.api.tables.net import PATHS, SOCKETS, TCP
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
@@ -29,7 +29,7 @@ from probing.daemon.net.tcp.rows import Columns, path_batch, tcp_batch
 from probing.daemon.net.tcp.sock_diag import LISTEN, read_sockets
 from probing.daemon.net.tcp.sockets import DiagSockets, Endpoints, Owners
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -71,7 +71,7 @@ _COLUMNS = ("segs_out", "segs_in", "retrans")
 class _NamespaceTotals:
     """The last reading of each namespace. Not safe for two threads at once."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self._counters = Counters()
 
@@ -86,7 +86,8 @@ class _NamespaceTotals:
         if not known:
             return None
         targets = [list(key) for key in known.values()]
-        found = json.loads(self._readers.call("tcp_totals", timeout=TIMEOUT_S, targets=targets).payload)
+        answer = self._readers.call("tcp_totals", timeout=TIMEOUT_S, targets=targets)
+        found = payload_of(list[list[int | None] | None], answer)
         read = [(netns, key, totals) for (netns, key), totals in zip(known.items(), found, strict=True) if totals]
         values = [[UNKNOWN if value is None else value for value in totals[1:]] for _, _, totals in read]
         shaped = np.array(values, np.int64).reshape(len(read), len(_COLUMNS))
@@ -94,7 +95,7 @@ class _NamespaceTotals:
         rows = []
         for row, (netns, key, totals) in enumerate(read):
             if not differences.new[row]:
-                rise: dict[str, Any] = dict(zip(_COLUMNS, differences.rise[row].tolist(), strict=True))
+                rise: Row = dict(zip(_COLUMNS, differences.rise[row].tolist(), strict=True))
                 common = {"node": node, "ts": pair.real_ns, "netns": netns, "sockets": totals[0]}
                 interval = {"interval_ns": int(differences.interval[row])}
                 rows.append({**who[key]._asdict(), **common, **interval, **rise})
@@ -115,7 +116,7 @@ class TcpSource(Source):
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderPool,
         processes: Discovery,
         sink: Sink,
         clock: Clock,

@@ -54,7 +54,7 @@ def answer_loads(request: Header) -> Message:
     return Message({}, json.dumps(read_loads(_deadline(request))).encode())
 
 
-def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, Any]:
+def read_condition(target: Target, deadline: float, tid: int = 0) -> Header:
     """Returns the fields of ``diagnosis.facts.Condition``, with absolute counters, of the thread ``tid``; and:
 
     * ``pid``, ``start_ns``, and ``mono_ns``: CLOCK_MONOTONIC at the reading.
@@ -75,7 +75,7 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
     state = target.stat.state if tid == target.pid else thread.state if thread else ""
     cpu_ns, run_delay_ns = parse_schedstat(_read(target, f"task/{tid}/schedstat"))
     read_bytes, write_bytes, storage_read_bytes = parse_io(_read(target, "io"))
-    found: dict[str, Any] = {
+    found: Header = {
         "pid": target.pid,
         "start_ns": target.start_ns,
         "mono_ns": mono_ns,
@@ -98,16 +98,16 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
     return {**found, **_shared_memory(target, mounts), **_threads(target, tid, mounts, deadline)}
 
 
-def _of_thread(target: Target, tid: int) -> dict[str, Any]:
+def _of_thread(target: Target, tid: int) -> Header:
     """Returns the context switches and allowed CPUs of a thread; nothing for the main thread."""
     found = status_fields(_read(target, f"task/{tid}/status")) if tid != target.pid else {}
     return {name: found[name] for name in ("switches", "cpus_allowed", "cpu_list") if name in found}
 
 
-def _threads(target: Target, first: int, mounts: list[Mount], deadline: float) -> dict[str, Any]:
+def _threads(target: Target, first: int, mounts: list[Mount], deadline: float) -> Header:
     children: list[list[Any]] = []
     waits = WaitReader(target, ProcessMemory(target.pid, max_calls=4 * MAX_THREADS, max_bytes=1 << 20), mounts)
-    found: list[dict[str, Any]] = []
+    found: list[Header] = []
     for tid in _tids(target, first):
         if found and time.monotonic() > deadline:
             break
@@ -153,7 +153,7 @@ def _children(target: Target, tid: int) -> list[list[Any]]:
     return found
 
 
-def _shared_memory(target: Target, mounts: list[Mount]) -> dict[str, Any]:
+def _shared_memory(target: Target, mounts: list[Mount]) -> Header:
     unknown = {"shm_used_bytes": None, "shm_size_bytes": None}
     if waits_for_others(mount_of(mounts, path=_SHM)):
         return unknown

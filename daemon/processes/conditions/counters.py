@@ -24,9 +24,9 @@ from typing import NamedTuple
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import TICK_NS, clean_text, parse_stat
 from probing.daemon.processes.target import Target
+from probing.daemon.stack_wire import Load
 
 __all__ = (
-    "Load",
     "asleep_ns",
     "exec_start_ns",
     "idle_ns",
@@ -222,16 +222,6 @@ def _read(target: Target, name: str) -> bytes:
 
 MAX_PIDS = 16_384
 MAX_NEIGHBOURS = 5
-
-
-class Load(NamedTuple):
-    """The load of a process: ``cpu_ns`` since its start in ticks of 10 ms; its main thread last ran on ``cpu``."""
-
-    pid: int
-    start_ns: int
-    name: str
-    cpu: int | None
-    cpu_ns: int
 
 
 def read_loads(deadline: float, proc: Path = Path("/proc")) -> list[Load] | None:

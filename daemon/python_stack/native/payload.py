@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
 
-__all__ = ("MAX_MAPPINGS", "MAX_STACK", "MAX_THREADS", "Captured", "CodeMapping", "StackCopy")
+__all__ = ("MAX_MAPPINGS", "MAX_STACK", "MAX_THREADS", "Captured", "CodeMapping", "StackCopy", "Unwound")
 
 MAX_THREADS = 4096
 MAX_MAPPINGS = 4096
@@ -49,6 +49,15 @@ class StackCopy(NamedTuple):
     reason: str = ""
 
 
+class Unwound(TypedDict):
+    """A parser's answer. ``need``: starts of mappings whose files are missing; when none are, ``threads`` (tid, [(code,
+    ip), ...], reason) with frames innermost first, and ``codes`` (func, file). ``reason``: why frames are missing."""
+
+    need: list[int]
+    threads: list[tuple[int, list[tuple[int, int]], str]]
+    codes: list[tuple[str, str]]
+
+
 class Captured(NamedTuple):
     """The threads of a process and its executable mappings, by address."""
 
@@ -74,7 +83,7 @@ class Captured(NamedTuple):
         """Decodes the bytes of ``encode``. Raises CorruptTarget for any other bytes."""
         try:
             (length,) = _LENGTH.unpack_from(data)
-            text: dict[str, Any] = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+            text = json.loads(data[_LENGTH.size : _LENGTH.size + length])
             mappings = tuple(_mapping(*m) for m in text["mappings"][:MAX_MAPPINGS])
             threads, at = [], _LENGTH.size + length
             for tid, pc, sp, low, size, reason in text["threads"][:MAX_THREADS]:

@@ -12,10 +12,10 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probing.api.errors import PrivilegeError, ProcessGone, TargetError, UnsupportedTarget, UsageError
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.python_stack.native.payload import (
@@ -84,7 +84,7 @@ def copy_stacks(
     return Captured(pid, start_ns, _within_bounds(found), tuple(code[:MAX_MAPPINGS])), python
 
 
-def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
+def handlers() -> dict[str, Callable[[Header], Message]]:
     """Returns the reader's request ``native`` {pid, start_ns, tids (or none: all), runtime (or none), timeout_ms}.
 
     Payload: ``Captured.encode()``. Header: ``python``, null or the Python stacks of the threads that held still, all
@@ -93,7 +93,7 @@ def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
     return {"native": _native}
 
 
-def _native(request: dict[str, Any]) -> Message:
+def _native(request: Header) -> Message:
     asked = parse_request(request)
     tids = request.get("tids") or []
     if not isinstance(tids, list) or len(tids) > MAX_THREADS or not all(isinstance(t, int) and t > 0 for t in tids):

@@ -12,12 +12,11 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
-from probing.daemon.processes.reader_pool import GRACE_S, seconds_left
-from probing.daemon.processes.readers import Parsers, Readers
-from probing.daemon.python_stack.native.payload import Captured, CodeMapping
+from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
+from probing.daemon.processes.parsers import ParserPool, answer_of
+from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool, seconds_left
+from probing.daemon.python_stack.native.payload import Captured, CodeMapping, Unwound
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.stack_wire import Frame, Thread, unpack
 
@@ -100,7 +99,9 @@ _REASONS = {
 class NativeStacks:
     """Safe for any thread. ``prepare`` is ``PythonStacks.prepare``, which finds the CPython of a process."""
 
-    def __init__(self, readers: Readers, parsers: Parsers, prepare: Callable[[int, int, float], RuntimeInfo]) -> None:
+    def __init__(
+        self, readers: ReaderPool, parsers: ParserPool, prepare: Callable[[int, int, float], RuntimeInfo]
+    ) -> None:
         self._readers = readers
         self._parsers = parsers
         self._prepare = prepare
@@ -167,9 +168,15 @@ class NativeStacks:
                     absent=sorted(absent),
                     timeout_ms=max(1, int(seconds * 1000)),
                 )
-            need = _starts(answer, mappings)
+            try:
+                unwound = answer_of(Unwound, answer)
+            except InternalError as e:
+                raise CorruptTarget("a parser's answer holds no stacks") from e
+            need = unwound["need"]
+            if any(start not in mappings for start in need):
+                raise CorruptTarget("a parser asks for files that the process does not map")
             if not need:
-                return _threads(answer)
+                return _threads(unwound)
         raise TargetTimeout("the stacks pass through too many files", hint="ask again: the files are known by now")
 
     def _open(
@@ -207,21 +214,13 @@ def _explained(reason: str) -> str:
     return _REASONS.get(reason, reason)
 
 
-def _starts(answer: dict[str, Any], mappings: dict[int, CodeMapping]) -> list[int]:
-    need = answer.get("need")
-    if not isinstance(need, list) or any(start not in mappings for start in need):
-        raise CorruptTarget("a parser asks for files that the process does not map")
-    return need
-
-
-def _threads(answer: dict[str, Any]) -> dict[int, tuple[list[Frame], str]]:
+def _threads(answer: Unwound) -> dict[int, tuple[list[Frame], str]]:
+    codes = answer["codes"]
     try:
-        codes = answer["codes"]
         return {
-            tid: ([_frame(codes[code], ip) for code, ip in frames], str(reason))
-            for tid, frames, reason in answer["threads"]
+            tid: ([_frame(codes[code], ip) for code, ip in frames], reason) for tid, frames, reason in answer["threads"]
         }
-    except (KeyError, IndexError, TypeError, ValueError) as e:
+    except IndexError as e:
         raise CorruptTarget("a parser's answer holds no stacks") from e
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from probing.api.errors import CorruptTarget, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.native.modules import CodeSpace, FileNeeded, Modules
-from probing.daemon.python_stack.native.payload import Captured, StackCopy
+from probing.daemon.python_stack.native.payload import Captured, StackCopy, Unwound
 from probing.daemon.python_stack.native.walk import CFrame, CStack, walk
 
 __all__ = ("Unwinder", "handlers")
@@ -34,13 +33,11 @@ class Unwinder:
 
     def unwind(
         self, data: bytes, starts: Sequence[int], fds: Sequence[int], absent: frozenset[int], deadline: float
-    ) -> dict[str, Any]:
+    ) -> Unwound:
         """Unwinds ``data``, the bytes of ``Captured.encode()``.
 
         ``fds`` are the files of the mappings at ``starts`` and stay the caller's; files of mappings at ``absent``
-        cannot be opened. ``deadline`` is on time.monotonic(). Answer: ``need``, starts of mappings whose files are
-        missing; when none are, ``threads`` [[tid, [[code, ip], ...], reason], ...] with frames innermost first, and
-        ``codes`` [[func, file], ...]. ``reason``: why frames are missing. Raises CorruptTarget for damaged ``data``.
+        cannot be opened. ``deadline`` is on time.monotonic(). Raises CorruptTarget for damaged ``data``.
         """
         captured = Captured.decode(data)
         process = (captured.pid, captured.start_ns)
@@ -59,7 +56,7 @@ class Unwinder:
         if need:
             return {"need": sorted(need), "threads": [], "codes": []}
         codes = _Codes(deadline)
-        threads = [[copy.tid, [[codes.index(f), f.ip] for f in stack.frames], stack.reason] for copy, stack in stacks]
+        threads = [(copy.tid, [(codes.index(f), f.ip) for f in stack.frames], stack.reason) for copy, stack in stacks]
         return {"need": [], "threads": threads, "codes": codes.listed}
 
     def _one(self, copy: StackCopy, space: CodeSpace, deadline: float) -> CStack:

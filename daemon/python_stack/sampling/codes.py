@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from probing.api.errors import CorruptTarget, InternalError, UsageError
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.python_stack.sampling.thread_states import checked_request
 from probing.daemon.python_stack.walk.capture import checked_layout
@@ -61,7 +61,7 @@ def code_check(filename: int, name: int, linetable: int, firstlineno: int, name_
     return mixed >> 32 ^ mixed & 0xFFFF_FFFF
 
 
-def answer_codes(request: dict[str, Any]) -> Message:
+def answer_codes(request: Header) -> Message:
     """Answers ``codes`` {pid, start_ns, runtime, wanted (at most 4096 of [address, check or null]), timeout_ms}.
 
     Header ``index`` and ``asked``: only the first ``asked`` were read; request the others again. Payload: ``index``

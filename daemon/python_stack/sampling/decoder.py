@@ -13,16 +13,17 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from probing.daemon.bpf.ring import Ring
 from probing.daemon.python_stack.sampling.codes import CodeKey
 from probing.daemon.python_stack.sampling.processes import Sampled
 from probing.daemon.python_stack.sampling.rows import UNRESOLVED, code_keys
 from probing.daemon.source import ProcessKey
 
-__all__ = ("Decoder", "Peeked", "SampleRing")
+__all__ = ("Decoder",)
 
 # Time for which a record is held for its code, s; right after the start its process may not be found yet.
 HOLD_S = 1.0
@@ -34,33 +35,6 @@ _PEEK_BYTES = 1 << 20
 _MAX_SEEN = 65_536
 _log = logging.getLogger(__name__)
 Missing = dict[ProcessKey, list[CodeKey]]
-
-
-class Peeked(Protocol):
-    """``bpf.ring.Drained``."""
-
-    @property
-    def records(self) -> npt.NDArray[Any]: ...
-
-    @property
-    def position(self) -> int: ...
-
-
-class SampleRing(Protocol):
-    """``bpf.ring.Ring``, peeked at."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def position(self) -> int: ...
-
-    @property
-    def backlog(self) -> int: ...
-
-    def fileno(self) -> int: ...
-
-    def peek(self, position: int, max_bytes: int) -> Peeked: ...
 
 
 class _Pending(NamedTuple):
@@ -79,7 +53,7 @@ class Decoder:
 
     def __init__(
         self,
-        ring: SampleRing,
+        ring: Ring,
         find: Callable[[ProcessKey], Sampled],
         fetch: Callable[[Sampled, list[CodeKey]], None],
         unresolved: Callable[[set[ProcessKey]], None],

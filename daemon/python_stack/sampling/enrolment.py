@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from probing.api.errors import CorruptTarget, ProbingError
-from probing.daemon.processes.readers import Readers
-from probing.daemon.python_stack.sampling.decoder import SampleRing
-from probing.daemon.python_stack.sampling.off_cpu.adoption import Adopted, Adoption, OffCpuKernel, ReadChecks
+from probing.daemon.ipc import Header
+from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.python_stack.sampling.adoption import Adopted, Adoption, ReadChecks
 from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses
-from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.sampling.programs import SamplingPrograms
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.source import Loss, ProcessKey
 
-__all__ = ("Enrolled", "Enrolment", "Kernel", "Rates")
+__all__ = ("Enrolled", "Enrolment", "Rates")
 
 # Stacks a second and thread that are walked when a thread leaves the CPU.
 OFF_RATE = 50
@@ -34,29 +34,6 @@ class Rates(NamedTuple):
 
     hz: int = 0
     off_cpu: bool = False
-
-
-class Kernel(OffCpuKernel, Protocol):
-    """The programs, their maps and their ring. Not safe for two threads, but ``ring`` is for two readers."""
-
-    @property
-    def ring(self) -> SampleRing: ...
-
-    def add(
-        self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int
-    ) -> None: ...
-
-    def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None: ...
-
-    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
-        """Returns the count of threads for which there was no room."""
-
-    def remove(self, pid: int, start_ns: int) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def set_clock(self, hz: int, off_cpu: bool) -> None:
-        """Sample on the CPU at ``hz`` (0: not at all), and off the CPU or not."""
 
 
 @dataclass(slots=True)
@@ -85,8 +62,8 @@ class Enrolment:
 
     def __init__(
         self,
-        kernel: Kernel,
-        readers: Readers,
+        kernel: SamplingPrograms,
+        readers: ReaderPool,
         known: KnownProcesses,
         read_checks: ReadChecks,
         lost: Callable[[Loss], None],
@@ -177,7 +154,7 @@ class Enrolment:
 
         self._change(change)
 
-    def _scan(self, key: ProcessKey, runtime: RuntimeInfo) -> dict[str, Any]:
+    def _scan(self, key: ProcessKey, runtime: RuntimeInfo) -> Header:
         try:
             return self._readers.call(
                 "threads",

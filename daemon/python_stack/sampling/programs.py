@@ -57,7 +57,7 @@ def ring_size(configured: int) -> int:
 
 
 class SamplingPrograms:
-    """``sampling.source.SamplerKernel``. Not safe for two threads, but ``flush`` and ``refresh`` are.
+    """The programs, their maps and their ring. Not safe for two threads, but ``flush`` and ``refresh`` are.
 
     ``clock_refused``: why the clock does not tick; empty when it does.
     """
@@ -79,6 +79,7 @@ class SamplingPrograms:
 
     @property
     def room(self) -> tuple[int, int]:
+        """The most threads, and entries of threads off the CPU, of one process."""
         return self._processes.room, 0 if self._away is None else self._away.room
 
     @property
@@ -96,6 +97,7 @@ class SamplingPrograms:
         self._processes.set_rate(pid, start_ns, rate, off_rate)
 
     def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
+        """Returns the count of threads for which there was no room."""
         return self._processes.set_threads(pid, start_ns, threads)
 
     def remove(self, pid: int, start_ns: int) -> None:
@@ -105,6 +107,7 @@ class SamplingPrograms:
         self._processes.clear()
 
     def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
+        """Returns the pause generation, and the tids without an entry in ``python_off``."""
         generation = None if self._away is None or not self.off_cpu else self._away.generation
         if self._away is None or generation is None:
             return 0, []
@@ -113,10 +116,12 @@ class SamplingPrograms:
     def adopt(
         self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
     ) -> tuple[list[OffCpuThread], int]:
+        """Makes entries; returns the threads that have an entry now, and the count of threads without room."""
         # If the scheduler's program is detached meanwhile, the map is emptied when it is attached again.
         return ([], 0) if self._away is None else self._away.put(pid, start_ns, generation, threads, checks)
 
     def disown(self, tid: int, switches: int) -> None:
+        """Deletes the entry of ``tid`` that was made at this count of context ``switches``."""
         if self._away is not None:
             self._away.drop(tid, switches)
 

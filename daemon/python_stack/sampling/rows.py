@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon import columns
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
@@ -92,7 +93,7 @@ class SampleRows:
 
     def _stacks(
         self, records: Array, groups: _Groups, processes: Sequence[Sampled], pair: ClockPair
-    ) -> tuple[list[int], list[dict[str, Any]], list[bool]]:
+    ) -> tuple[list[int], list[Row], list[bool]]:
         """Returns the stack_id of each group, rows of ``python.stacks``, and whether code of a group is undecoded."""
         ids, undecoded, rows = [], [], []
         for index, hashed, cut, process in zip(
@@ -119,7 +120,7 @@ class SampleRows:
         before = self._written.get(stack_id)
         return before is None or now_ns - before >= _HOUR_NS
 
-    def _row(self, stack_id: int, frames: Frames, complete: bool, pair: ClockPair) -> dict[str, Any]:
+    def _row(self, stack_id: int, frames: Frames, complete: bool, pair: ClockPair) -> Row:
         _keep(self._written, stack_id, pair.real_ns, _MAX_WRITTEN)
         rows = [{"func": func, "file": file, "lineno": line} for func, file, line in frames]
         return {"node": self._node, "ts": pair.real_ns, "stack_id": stack_id, "complete": complete, "frames": rows}

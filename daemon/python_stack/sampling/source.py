@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -14,11 +14,10 @@ from probing.api.errors import CorruptTarget, InternalError, ProbingError, Targe
 from probing.daemon.clock import ClockPair
 from probing.daemon.config import Config
 from probing.daemon.context import Context
-from probing.daemon.processes.reader_pool import GRACE_S
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool
 from probing.daemon.python_stack.sampling.codes import MAX_WANTED, CodeKey, WantedCode, unpack_codes
 from probing.daemon.python_stack.sampling.decoder import Decoder
-from probing.daemon.python_stack.sampling.enrolment import Enrolment, Kernel
+from probing.daemon.python_stack.sampling.enrolment import Enrolment
 from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses, Sampled
 from probing.daemon.python_stack.sampling.programs import (
     FULL_SHARE,
@@ -36,7 +35,7 @@ from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.source import Identity, ProbeSlot, Processes, ProcessKey, Refused, RingConsumer, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
-__all__ = ("PythonSampler", "SamplerKernel")
+__all__ = ("PythonSampler",)
 
 ROLES = frozenset({"trainer", "data_loader"})
 FETCH_S = 0.5
@@ -46,22 +45,6 @@ START_PAUSE_S = 1.0
 # alone for half a minute, and with it the stacks that a diagnosis needs.
 PATIENCE_S = 0.25
 _log = logging.getLogger(__name__)
-
-
-class SamplerKernel(Kernel, Protocol):
-    """``programs.SamplingPrograms``: documented there."""
-
-    @property
-    def clock_refused(self) -> str: ...
-
-    @property
-    def off_cpu_refused(self) -> str: ...
-
-    def refresh(self) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class PythonSampler(Source):
@@ -74,8 +57,8 @@ class PythonSampler(Source):
 
     def __init__(
         self,
-        kernel: SamplerKernel,
-        readers: Readers,
+        kernel: SamplingPrograms,
+        readers: ReaderPool,
         runtimes: PythonStacks,
         processes: Processes,
         sink: Sink,

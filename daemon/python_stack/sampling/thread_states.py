@@ -10,10 +10,9 @@ import os
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
 
 from probing.api.errors import CorruptTarget, ProcessGone
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Memory, ProcessMemory, Range
 from probing.daemon.processes.procfs import clean_text, parse_status
 from probing.daemon.python_stack.walk.capture import checked_layout, parse_request
@@ -59,7 +58,7 @@ class _Lists(Walker):
         """Reads nothing: no frames are wanted."""
 
 
-def answer_threads(request: dict[str, Any]) -> Message:
+def answer_threads(request: Header) -> Message:
     """Answers ``threads`` {pid, start_ns, runtime, timeout_ms} with the result of ``scan_threads`` as header.
 
     Raises like ``scan_threads``, and UsageError.
@@ -70,7 +69,7 @@ def answer_threads(request: dict[str, Any]) -> Message:
 
 def scan_threads(
     pid: int, start_ns: int, runtime: RuntimeInfo, deadline: float, memory: Memory | None = None
-) -> dict[str, Any]:
+) -> Header:
     """Every thread of a process, and where its GIL is.
 
     ``{"threads": [[tid, state, thread_id, name], ...], "gil": address, "complete"}``: ``tid`` as the host sees it,
@@ -101,7 +100,7 @@ def scan_threads(
     }
 
 
-def checked_request(request: dict[str, Any]) -> tuple[int, int, RuntimeInfo, float]:
+def checked_request(request: Header) -> tuple[int, int, RuntimeInfo, float]:
     """Returns (pid, start_ns, runtime, deadline on time.monotonic()) of a request about a CPython.
 
     Raises UsageError, and ProcessGone when the number belongs to another process.

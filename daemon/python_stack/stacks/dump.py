@@ -9,11 +9,11 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 from weakref import WeakKeyDictionary
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.stacks.thread_names import KnownNames, thread_names
 from probing.daemon.python_stack.values.frames import LocalsReader
@@ -110,7 +110,7 @@ def _dump(
     return dump, shown
 
 
-def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
+def handlers() -> dict[str, Callable[[Header], Message]]:
     """The reader's request ``stacks`` {pid, start_ns, runtime, timeout_ms, locals}.
 
     The header has ``left_out``, ``reads``, ``bytes`` and ``duration_ns``; the payload is for ``stack_wire.threads_of``.
@@ -118,7 +118,7 @@ def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
     return {"stacks": _stacks}
 
 
-def _stacks(request: dict[str, Any]) -> Message:
+def _stacks(request: Header) -> Message:
     asked = parse_request(request)
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
     with_locals = bool(request.get("locals"))

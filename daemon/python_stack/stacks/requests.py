@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetError, UnsupportedTarget
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Range
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
-from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ReaderPool, ask_each, seconds_left
 from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.walk.locate import (
     SYMBOLS,
@@ -41,7 +41,7 @@ _Answer = tuple[_Target, Message]
 class PythonStacks:
     """Safe for any thread. At most ``parallel`` processes are read at once."""
 
-    def __init__(self, readers: Readers, parsers: Parsers, *, parallel: int = 4) -> None:
+    def __init__(self, readers: ReaderPool, parsers: ParserPool, *, parallel: int = 4) -> None:
         self._readers = readers
         self._parsers = parsers
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="stacks")
@@ -180,23 +180,24 @@ class PythonStacks:
     def _in_file(self, pid: int, start_ns: int, mapping: Mapped, deadline: float) -> RuntimeInfo:
         opened = self._call("open", pid, start_ns, deadline, start=mapping.start)
         try:
-            answer = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=seconds_left(deadline))
+            found = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=seconds_left(deadline))
         finally:
             opened.close_fds()
-        symbols = RuntimeSymbols.from_parser(answer)
+        addresses = {symbol.name: symbol.address for symbol in found.symbols}
+        symbols = RuntimeSymbols(addresses, found.first_vaddr, found.relocated)
         read = partial(self._memory, pid, start_ns, deadline)
         if not (at := symbols.address("Py_Version", mapping)) or "_PyRuntime" not in symbols.addresses:
-            found = locate(mapping, symbols)
-            hexversion = sys_hexversion(read, found.runtime, found.version)
-            return found._replace(python=release_of(hexversion)) if hexversion else found
+            runtime = locate(mapping, symbols)
+            hexversion = sys_hexversion(read, runtime.runtime, runtime.version)
+            return runtime._replace(python=release_of(hexversion)) if hexversion else runtime
         head = read([(at, 4)])[0]
         if head is None:
             raise CorruptTarget(f"process {pid} has no CPython where its libraries say")
-        found = locate(mapping, symbols, int.from_bytes(head, "little"))
-        if found.version >= (3, 13):
+        runtime = locate(mapping, symbols, int.from_bytes(head, "little"))
+        if runtime.version >= (3, 13):
             # Fail here, not at each request, when the declared offsets are unusable.
-            layout_of(found.version, read([(found.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
-        return found
+            layout_of(runtime.version, read([(runtime.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
+        return runtime
 
     def _memory(self, pid: int, start_ns: int, deadline: float, ranges: Sequence[Range]) -> list[bytes | None]:
         if not ranges:
@@ -221,7 +222,7 @@ def _partial(target: _Target, answer: Message) -> Failure:
     return Failure(*target, TargetError(message))
 
 
-def _arguments(runtime: RuntimeInfo, deadline: float, with_locals: bool) -> dict[str, Any]:
+def _arguments(runtime: RuntimeInfo, deadline: float, with_locals: bool) -> Header:
     timeout_ms = max(1, int(seconds_left(deadline) * 1000))
     more = {"locals": True} if with_locals else {}
     return {"runtime": runtime.to_dict(), "timeout_ms": timeout_ms, **more}

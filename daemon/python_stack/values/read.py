@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from probing.api.errors import CorruptTarget, UsageError
+from probing.daemon.ipc import Header
 from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.processes.redaction import names_secret
 from probing.daemon.python_stack.values.attributes import walk
@@ -59,7 +60,7 @@ def read_values(
     memory: Memory | None = None,
     *,
     threads: Collection[int] | None = None,
-) -> dict[str, Any]:
+) -> Header:
     """The variables ``names`` of a process, each in the innermost frame of each thread that has it.
 
     ``{"values": [{"tid", "func", "name", "type", "value", "number", "reason"}], "reads", "bytes", "duration_ns"}``, in
@@ -94,12 +95,12 @@ def read_values(
     }
 
 
-def handlers() -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+def handlers() -> dict[str, Callable[[Header], Header]]:
     """The reader's request ``vars`` {pid, start_ns, runtime, names, timeout_ms, threads}, see ``read_values``."""
     return {"vars": _vars}
 
 
-def _vars(request: dict[str, Any]) -> dict[str, Any]:
+def _vars(request: Header) -> Header:
     asked = parse_request(request)
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
     threads = request.get("threads")

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from probing.api.errors import InternalError
-from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ReaderPool, ask_each, seconds_left
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.stack_wire import NamedVariable
 
@@ -19,7 +18,7 @@ class Values:
     """Safe to use from any thread. ``prepare`` is ``PythonStacks.prepare``; ``parallel`` processes are read at once."""
 
     def __init__(
-        self, readers: Readers, prepare: Callable[[int, int, float], RuntimeInfo], *, parallel: int = 4
+        self, readers: ReaderPool, prepare: Callable[[int, int, float], RuntimeInfo], *, parallel: int = 4
     ) -> None:
         self._readers = readers
         self._prepare = prepare

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.api.errors import ProbingError
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
@@ -149,9 +150,7 @@ class VariableWatch(Source):
             row = {**common, "step": step, "loss": _number(chosen, LOSSES)}
             self._sink.put("python.training_metrics", batch_of("python.training_metrics", [row]))
 
-    def _put_values(
-        self, common: dict[str, Any], reported: _Reported, chosen: dict[str, NamedVariable], step: int | None
-    ) -> None:
+    def _put_values(self, common: Row, reported: _Reported, chosen: dict[str, NamedVariable], step: int | None) -> None:
         rows = []
         for name, value in chosen.items():
             # The number is compared as text: nan differs from itself.

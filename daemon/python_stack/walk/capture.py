@@ -14,9 +14,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget, UsageError
+from probing.daemon.ipc import Header
 from probing.daemon.processes.memory import PAGE, Memory, Range
 from probing.daemon.python_stack.walk.codes import Code, read_codes, same_code
 from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
@@ -197,7 +198,7 @@ class _Asked(NamedTuple):
 _processes: OrderedDict[tuple[int, int], Prepared] = OrderedDict()
 
 
-def parse_request(request: dict[str, Any]) -> _Asked:
+def parse_request(request: Header) -> _Asked:
     """Returns ``pid``, ``start_ns`` and ``timeout_ms`` of a request. Raises UsageError."""
     pid, start_ns = request.get("pid"), request.get("start_ns")
     timeout_ms = request.get("timeout_ms", _DEFAULT_TIMEOUT_MS)

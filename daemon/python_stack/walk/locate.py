@@ -15,7 +15,7 @@ from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from probing.api.errors import InternalError, NotPython, UnsupportedTarget, UsageError
+from probing.api.errors import NotPython, UnsupportedTarget, UsageError
 from probing.daemon.processes.loaded_file import Read
 from probing.daemon.processes.procfs import Mapping, clean_text
 from probing.daemon.python_stack.walk.layouts import TABLE
@@ -145,15 +145,6 @@ class RuntimeSymbols(NamedTuple):
     addresses: Dict[str, int]
     first_address: int
     relocated: bool
-
-    @classmethod
-    def from_parser(cls, answer: Dict[str, Any]) -> RuntimeSymbols:
-        """Returns the symbols in the answer of a parser. Raises InternalError for anything else."""
-        try:
-            addresses = {str(s["name"]): int(s["address"]) for s in answer["symbols"]}
-            return cls(addresses, int(answer["first_vaddr"]), bool(answer["relocated"]))
-        except (KeyError, TypeError, ValueError) as e:
-            raise InternalError("a parser's answer holds no symbols") from e
 
     def address(self, name: str, mapping: Mapping) -> int:
         """Returns the address of ``name`` in a process that maps the file from ``mapping`` on; 0 without the symbol."""

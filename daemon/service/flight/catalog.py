@@ -100,7 +100,7 @@ def type_info(code: int | None) -> pa.Table:
     return pa.Table.from_pylist([_type(*one) for one in chosen], schema=_TYPE_INFO)
 
 
-def _type(name: str, code: int, size: int, unsigned: bool | None) -> dict[str, Any]:
+def _type(name: str, code: int, size: int, unsigned: bool | None) -> dict[str, object]:
     text, time = code == sql.XDBC_VARCHAR, code == sql.XDBC_TIMESTAMP
     quote = "'" if text or time else None
     return {

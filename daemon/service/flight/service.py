@@ -8,7 +8,7 @@ import binascii
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -45,12 +45,6 @@ _ACTIONS = {
 }
 
 
-class _Identify(Protocol):
-    def __call__(
-        self, context: Context, shown: Sequence[tuple[str, str | bytes]] | None = None
-    ) -> Awaitable[Caller]: ...
-
-
 _Query = Callable[[node.QueryRequest, Any, Caller, Form | None], Awaitable[None]]
 
 
@@ -63,7 +57,7 @@ class FlightService(FlightServiceServicer):
     def __init__(
         self,
         query: _Query,
-        identify: _Identify,
+        identify: Callable[[Context, Sequence[tuple[str, str | bytes]] | None], Awaitable[Caller]],
         audit: Audit,
         version: str,
         limits: Limits | None = None,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from probing.api.tables.schema import Row
 from probing.api.text import escape
 from probing.daemon.service.metrics.parts import MOST_SERIES, PARTS, Part
 
@@ -245,5 +246,5 @@ def _metric(family: _Family) -> Any:
     return made
 
 
-def _example(part: Part) -> dict[str, Any]:
+def _example(part: Part) -> Row:
     return {**dict.fromkeys(part.labels.values(), "x"), **{metric.column: 1 for metric in part.metrics}}

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.errors import ProbingError
+from probing.api.tables.schema import Row
 from probing.daemon.query.answer import Item, StatementEnd
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
@@ -138,8 +139,8 @@ class Scraper:
         except ProbingError as e:
             return {"state": "lost", "reason": e.message}
 
-    def _read_rows(self) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-        rows: dict[str, list[dict[str, Any]]] = {}
+    def _read_rows(self) -> tuple[dict[str, list[Row]], dict[str, str]]:
+        rows: dict[str, list[Row]] = {}
         failed: dict[str, str] = {}
         pieces: list[bytes] = []
         try:

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from probing.api.errors import ProbingError, TargetTimeout, UsageError
 from probing.api.tables import TABLES
 from probing.api.text import sql_text
-from probing.daemon.diagnose.gather.tables import Queries, Row, query_rows
+from probing.daemon.diagnose.gather.tables import Row, query_rows
 from probing.daemon.ipc import ChannelTimeout, connect
+from probing.daemon.query.engine import Engine
 from probing.daemon.service.preflight import network
 from probing.daemon.service.preflight.bandwidth import Bandwidth
 from probing.diagnosis.preflight.facts import (
@@ -108,7 +109,7 @@ class _Found:
         )
 
 
-def _read_tables(queries: Queries, job: str, deadline: float) -> _Found:
+def _read_tables(queries: Engine, job: str, deadline: float) -> _Found:
     """Returns the facts of tables. A table not read by ``deadline`` (time.monotonic()) is a problem in the facts."""
     wanted = {name: sql for name, (tables, sql) in _STATEMENTS.items() if TABLES.keys() >= set(tables)}
     if job:
@@ -159,7 +160,7 @@ class Preflight:
     """Belongs to one event loop. Blocking parts run in threads of their own, so that they hold up no other call."""
 
     def __init__(
-        self, node: str, queries: Queries, interpreters: Interpreters, bandwidth: Bandwidth | None = None
+        self, node: str, queries: Engine, interpreters: Interpreters, bandwidth: Bandwidth | None = None
     ) -> None:
         self._node = node
         self._queries = queries

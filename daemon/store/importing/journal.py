@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from probing.api.errors import FormatError, StoreError
+from probing.api.typed import typed_json
 from probing.daemon.store.files import FILE_MODE, read_file
 from probing.daemon.store.format import Positions
 
@@ -46,6 +49,18 @@ class Entry:
     parts: tuple[int, int] | None = None
     tables: dict[str, Span] = field(default_factory=dict)
     pieces: int = 0
+    done: bool = False
+
+
+class _Line(msgspec.Struct):
+    """A line of the file: an entry, or with its ``number`` alone what has become of it."""
+
+    number: int
+    sha: str = ""
+    node: str = ""
+    parts: tuple[int, int] | None = None
+    tables: dict[str, Span] = {}
+    pieces: int | None = None
     done: bool = False
 
 
@@ -85,7 +100,7 @@ class Journal:
         older = self._entries.get(sha)
         self._newest += 1
         entry = Entry(self._newest, sha, node, parts, tables, older.pieces if older else 0)
-        line: dict[str, Any] = {"number": entry.number, "sha": sha, "node": node, "tables": tables}
+        line = {"number": entry.number, "sha": sha, "node": node, "tables": tables}
         self._write({**line, "parts": parts, "pieces": entry.pieces})
         self._entries[sha] = entry
         return entry
@@ -98,7 +113,7 @@ class Journal:
     def close(self) -> None:
         os.close(self._fd)
 
-    def _write(self, fields: dict[str, Any]) -> None:
+    def _write(self, fields: Mapping[str, object]) -> None:
         data = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode() + b"\n"
         try:
             while data:
@@ -120,27 +135,19 @@ class Journal:
             raise StoreError(f"{self._path} cannot be read: {e.strerror or e}") from e
         whole = data.rfind(b"\n") + 1
         try:
-            self._apply(json.loads(line) for line in data[:whole].splitlines())
-        except (ValueError, KeyError, TypeError) as e:
+            self._apply(typed_json(_Line, line) for line in data[:whole].splitlines())
+        except (ValueError, KeyError) as e:
             hint = "it keeps rows from being imported twice: without it import only what was never imported"
             raise FormatError(f"{self._path} is damaged", hint=hint) from e
         return whole
 
-    def _apply(self, lines: Iterable[dict[str, Any]]) -> None:
+    def _apply(self, lines: Iterable[_Line]) -> None:
         by_number: dict[int, Entry] = {}
-        for fields in lines:
-            number = int(fields["number"])
-            if "sha" in fields:
-                tables = {str(name): _span(span) for name, span in fields["tables"].items()}
-                parts = (int(fields["parts"][0]), int(fields["parts"][1])) if fields["parts"] else None
-                by_number[number] = Entry(number, str(fields["sha"]), str(fields["node"]), parts, tables)
-                self._entries[by_number[number].sha] = by_number[number]
-                self._newest = max(self._newest, number)
-            entry = by_number[number]
-            entry.pieces = int(fields.get("pieces", entry.pieces))
-            entry.done = entry.done or bool(fields.get("done"))
-
-
-def _span(span: list[Any]) -> Span:
-    rows, first, last = span
-    return Span(int(rows), int(first), int(last))
+        for line in lines:
+            if line.sha:
+                entry = Entry(line.number, line.sha, line.node, line.parts, line.tables)
+                by_number[line.number] = self._entries[line.sha] = entry
+                self._newest = max(self._newest, line.number)
+            entry = by_number[line.number]
+            entry.pieces = entry.pieces if line.pieces is None else line.pieces
+            entry.done = entry.done or line.done

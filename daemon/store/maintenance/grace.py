@@ -12,9 +12,10 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from probing.api.errors import FormatError
+from probing.api.typed import typed_json
 from probing.daemon.store.files import Files, write_all
 from probing.daemon.store.limits import StoreLimits, TableLimits
 
@@ -46,6 +47,11 @@ class _Waiting(NamedTuple):
 
     kept: float
     left_s: float
+
+
+class _Kept(TypedDict):
+    limits: dict[str, float]
+    waiting: dict[str, _Waiting]
 
 
 class Grace:
@@ -113,12 +119,11 @@ class Grace:
 
     def _read(self) -> None:
         try:
-            found = json.loads(self._files.read(self._path, _MAX_FILE))
-            self._wanted = {str(name): float(bound) for name, bound in found["limits"].items()}
-            self._waiting = {str(n): _Waiting(float(k), float(s)) for n, (k, s) in found["waiting"].items()}
+            found = typed_json(_Kept, self._files.read(self._path, _MAX_FILE))
+            self._wanted, self._waiting = found["limits"], found["waiting"]
         except FileNotFoundError:
             return
-        except (OSError, FormatError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (OSError, FormatError, ValueError):
             # The store always opens; then its limits count as old.
             self._wanted, self._waiting = None, {}
 
@@ -153,7 +158,7 @@ def _bounds(limits: StoreLimits) -> _Bounds:
 
 
 def _with_bounds(limits: StoreLimits, bounds: Mapping[str, float]) -> StoreLimits:
-    tables: dict[str, Any] = {}
+    tables: dict[str, TableLimits] = {}
     for name, bound in bounds.items():
         key, colon, table = name.partition(":")
         if colon and math.isfinite(bound):

@@ -130,9 +130,9 @@ class _Writing:
                 self._file.abort()
 
     def _decoded(self, step: PartDecoded) -> None:
-        if not 0 <= step.index < len(self._parts):
-            raise FormatError(f"a sealing task has no log part {step.index}")
-        part = self._parts[step.index]
+        if not 0 <= step.part < len(self._parts):
+            raise FormatError(f"a sealing task has no log part {step.part}")
+        part = self._parts[step.part]
         for name, count in step.rows.items():
             self._left[name] = self._left.get(name, 0) + count
         missing = {name: n - step.rows.get(name, 0) for name, n in part.rows.items() if n > step.rows.get(name, 0)}

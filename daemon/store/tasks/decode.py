@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.errors import FormatError
+from probing.daemon.ipc import Header
 from probing.daemon.store.log.decode import decode_records
 from probing.daemon.store.log.records import PartHeader, Record, cut_short, scan, unpack_header
 from probing.daemon.store.segments.parquet import open_parquet
@@ -70,7 +71,7 @@ def _log(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]
     """Decodes a log part up to its first bad record, or to the sequence number ``void_from``; yields its rows by table
     if ``send`` is true.
 
-    Contents: ``rows`` by table, ``next_sequence``, ``ts`` ([first, last] by table), ``problems``.
+    Contents: ``rows`` by table, ``next_sequence``, ``times`` ([first, last] by table), ``problems``.
     """
     data, void_from = _log_bytes(sources[0]), fields["void_from"]
     header, start = unpack_header(data)
@@ -89,7 +90,7 @@ def _log(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]
         counts[name], spans[name] = rows.num_rows, list(times.span)
         if fields["send"] and rows.num_rows:
             yield Rows(name, _stream(rows))
-    yield Contents({"rows": counts, "ts": spans, "next_sequence": sequence, "problems": problems})
+    yield Contents({"rows": counts, "times": spans, "next_sequence": sequence, "problems": problems})
 
 
 DECODING: dict[str, Callable[[Sequence[Source], Mapping[str, Any]], Iterator[Step]]] = {
@@ -100,7 +101,7 @@ DECODING: dict[str, Callable[[Sequence[Source], Mapping[str, Any]], Iterator[Ste
 }
 
 
-def _footer(parquet: Any) -> dict[str, Any]:
+def _footer(parquet: Any) -> Header:
     meta = parquet.metadata.metadata or {}
     table = next((meta[mark].decode() for mark in _MARKS if mark in meta), "")
     return {"table": table[:256], "columns": parquet.schema_arrow.names, "rows": parquet.metadata.num_rows}

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from probing.api.errors import InternalError, ProbingError, StoreError
-from probing.daemon.ipc import MAX_FDS, Channel, ChannelClosed, ChannelTimeout, Message
+from probing.daemon.ipc import MAX_FDS, Channel, ChannelClosed, ChannelTimeout, Header, Message
 from probing.daemon.pool import Policy, Pool, Process
 from probing.daemon.store.files import FileReader, Files, open_file
 from probing.daemon.store.tasks.merge import merge
@@ -164,7 +164,7 @@ class RemoteWorker:
             self._give_up()
         self._pool.close()
 
-    def ask(self, number: int, header: dict[str, Any]) -> Iterator[Message]:
+    def ask(self, number: int, header: Header) -> Iterator[Message]:
         """Yields the answers to one request about a task; the process is given up unless all answers are read."""
         with self._lock:
             process, finished, what = self._process, False, self._open.get(number)
@@ -248,7 +248,7 @@ class RemoteWorker:
         return self._process
 
 
-def _begin(channel: Channel, number: int, what: str, paths: Sequence[Path], fields: dict[str, Any]) -> None:
+def _begin(channel: Channel, number: int, what: str, paths: Sequence[Path], fields: Mapping[str, Any]) -> None:
     with contextlib.ExitStack() as undo:
         fds = []
         for path in paths:

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import FormatError, StoreError
 from probing.daemon.store.decoder import Decoder
@@ -80,7 +79,7 @@ class Findings:
             f" in {self.bytes} bytes, {self.log_parts} log parts with {self.log_rows} rows{aside}{used}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns the findings, JSON-able."""
         return {**asdict(self), "wrong": self.wrong}
 

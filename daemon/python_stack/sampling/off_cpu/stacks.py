@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from probing.api.errors import InternalError, ProcessGone, UsageError
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.sampling.thread_states import checked_request, read_file
 from probing.daemon.python_stack.walk.capture import checked_layout
@@ -69,7 +69,7 @@ class _Chosen(Walker):
         return (thread.address, thread.thread_id) in self._wanted
 
 
-def answer_blocked(request: dict[str, Any]) -> Message:
+def answer_blocked(request: Header) -> Message:
     """Answers ``blocked`` {pid, start_ns, runtime, threads, frames, timeout_ms}.
 
     ``threads``: at most 256 of [tid, address of its PyThreadState, thread_id], as ``threads`` returned them. Payload:

@@ -9,42 +9,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from probing.api.errors import ProbingError
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.sampling.off_cpu.stacks import MAX_BLOCKED, OffCpuThread, unpack_blocked
 from probing.daemon.python_stack.sampling.processes import Sampled
+from probing.daemon.python_stack.sampling.programs import SamplingPrograms
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
-__all__ = ("Adopted", "Adoption", "OffCpuKernel", "ReadChecks")
+__all__ = ("Adopted", "Adoption", "ReadChecks")
 
 ReadChecks = Callable[[Sampled, Sequence[int]], Mapping[int, int]]
 """(process, addresses of code objects) -> their checks, as far as they can be read. Raises ProbingError."""
 _ASK_S = 1.0
 _Threads = Mapping[int, tuple[int, int]]
 _log = logging.getLogger(__name__)
-
-
-class OffCpuKernel(Protocol):
-    """``kernel_entries.OffCpuEntries``, where the programs see threads switch."""
-
-    @property
-    def room(self) -> tuple[int, int]:
-        """The most threads, and entries of threads off the CPU, of one process."""
-
-    def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
-        """Returns (pause generation, tids without an entry in ``python_off``)."""
-
-    def adopt(
-        self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
-    ) -> tuple[list[OffCpuThread], int]:
-        """Make entries; returns the threads that have an entry now, and the count of threads without room."""
-
-    def disown(self, tid: int, switches: int) -> None:
-        """Delete the entry of ``tid`` that was made at this count of context ``switches``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +43,9 @@ class Adopted:
 class Adoption:
     """Safe for any thread; the lock ``maps`` is held while maps change."""
 
-    def __init__(self, kernel: OffCpuKernel, maps: threading.Lock, readers: Readers, read_checks: ReadChecks) -> None:
+    def __init__(
+        self, kernel: SamplingPrograms, maps: threading.Lock, readers: ReaderPool, read_checks: ReadChecks
+    ) -> None:
         self._kernel = kernel
         self._maps = maps
         self._readers = readers
