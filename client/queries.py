@@ -221,7 +221,7 @@ class Queries(Nodes):
             return plan(sql, now, views=views)
         from probing.federation.planning.catalog import Catalog, api_schemas
 
-        catalog = Catalog({**self._user_schemas(), **api_schemas()})
+        catalog = Catalog({**api_schemas(), **self._user_schemas()})
         try:
             return plan(sql, now, catalog, views)
         finally:
@@ -235,13 +235,17 @@ class Queries(Nodes):
         return views_from(reply.table.to_pylist())
 
     def _user_schemas(self) -> dict[str, pa.Schema]:
-        """Returns the union of the nodes' columns for each table of a user's probe, and each table of schema python."""
+        """Returns the union of the nodes' columns for each table of a user's probe or of a job."""
         from pyarrow import schema, type_for_alias
+
+        from probing.api.tables import TABLES
+        from probing.api.tables.views import VIEWS
 
         columns: dict[str, dict[str, pa.DataType]] = {}
         for table in self.query_each(_USER_COLUMNS):
             for name, column, kind in zip(*(found.to_pylist() for found in table.columns), strict=True):
-                columns.setdefault(name, {}).setdefault(column, type_for_alias(kind))
+                if name not in TABLES and name not in VIEWS:
+                    columns.setdefault(name, {}).setdefault(column, type_for_alias(kind))
         return {name: schema(list(own.items())) for name, own in columns.items()}
 
 

@@ -29,6 +29,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES, Table
 from probing.api.tables.schema import View
+from probing.api.tables.user import JOB_SCHEMA
 from probing.api.tables.user import SCHEMA as USER
 from probing.api.tables.views import VIEWS
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES, check_sizes
@@ -96,9 +97,9 @@ def check(
     """Checks ``sql``, in which ``now()`` and the like become ``now_ns`` (UTC ns). ``jobs``: the caller may see the rows
     of these jobs alone.
 
-    ``users`` returns the tables of the schema ``user``, ``views`` the views of the schema ``view``; each is called only
-    if the query names one. Raises QueryRejected, which names the refused part, and the errors of ``users`` and
-    ``views``.
+    ``users`` returns the tables of users' probes and of jobs, ``views`` the views of the schema ``view``; each is
+    called only if the query names one. Raises QueryRejected, which names the refused part, and the errors of ``users``
+    and ``views``.
     """
     users, views = cache(users), cache(views)
     try:
@@ -132,9 +133,10 @@ def _expand(
     root: exp.Query, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> tuple[str, ...]:
     """Expands the views in ``root``. Returns a warning if ``root`` names tables of all nodes: this is one node."""
-    named = [(table.catalog.lower(), table.db.lower()) for table in root.find_all(exp.Table)]
+    tables = list(root.find_all(exp.Table))
+    named = [(table.catalog.lower(), table.db.lower()) for table in tables]
     own = views() if any(schema == USER_VIEWS for _, schema in named) else {}
-    more = users() if any(place == (GLOBAL, USER) for place in named) else {}
+    more = users() if any(table.catalog.lower() == GLOBAL and _is_run_time(table) for table in tables) else {}
     known = {**VIEWS, **own}
     expand(root, known, known_columns(known, {name: [c.name for c in table.columns] for name, table in more.items()}))
     return (_ONE_NODE,) if any(catalog == GLOBAL for catalog, _ in named) else ()
@@ -230,10 +232,16 @@ def _resolve(
             return None
         raise _unknown_table(table.name, [*TABLES, *VIEWS])
     name = f"{table.db}.{table.name}".lower()
-    known = {**TABLES, **users()} if table.db.lower() == USER else TABLES
+    known = {**TABLES, **users()} if _is_run_time(table) else TABLES
     if name not in known:
         raise _unknown_table(name, [*known, *VIEWS, *(views() if table.db.lower() == USER_VIEWS else ())])
     return name
+
+
+def _is_run_time(table: exp.Table) -> bool:
+    """Returns whether ``table`` can be a table of a user's probe or of a job, which the gate has to ask for."""
+    schema, name = table.db.lower(), f"{table.db}.{table.name}".lower()
+    return schema == USER or (schema == JOB_SCHEMA and name not in TABLES and name not in VIEWS)
 
 
 def _unknown_table(name: str, known: Iterable[str]) -> QueryRejected:

@@ -9,14 +9,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from e2e_support import JOBS, Daemon
+from e2e_support import JOBS, Daemon, is_replaced
 from ports import free_port
 from waiting import until
 
 RANKS = 2
 
 
-def test_rows_spans_metrics_and_steps_of_a_job(daemon: Daemon, run_job: Callable[..., subprocess.Popen[Any]]) -> None:
+def test_rows_spans_metrics_and_steps_of_a_job(
+    own_daemon: Daemon, run_job: Callable[..., subprocess.Popen[Any]]
+) -> None:
+    # Its collector is killed.
+    daemon = own_daemon
     port, name = free_port(), f"losses_{os.getpid()}"
     job = f"n1/127.0.0.1:{port}"
     ranks = []
@@ -67,7 +71,7 @@ def test_rows_spans_metrics_and_steps_of_a_job(daemon: Daemon, run_job: Callable
     (collector,) = daemon.children()["probing.daemon.collector"]
     os.kill(collector, signal.SIGKILL)
     steps(7)
-    until(lambda: daemon.children().get("probing.daemon.collector", [collector]) != [collector], what=daemon.tail)
+    until(lambda: is_replaced(daemon, collector), what=daemon.tail)
     until(lambda: [row[0] for row in counts()] == [30] * RANKS, what=lambda: f"{counts()}\n{daemon.tail()}")
     for rank in ranks:
         rank.stdin.close()
