@@ -6,6 +6,7 @@ command line (``--store.max_bytes=N``), the help and the check of docs/config.md
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import shlex
@@ -578,10 +579,7 @@ def _cluster(cluster: ClusterConfig) -> None:
         _address("cluster.advertise", cluster.advertise)
     for network in cluster.allow:
         try:
-            # Imported late: only who sets it needs it.
-            from ipaddress import ip_network
-
-            ip_network(network, strict=False)
+            ipaddress.ip_network(network, strict=False)
         except ValueError:
             raise _wrong("cluster.allow", network, "a network, as 10.0.0.0/8 or fd00::/8") from None
     for label in cluster.labels:
