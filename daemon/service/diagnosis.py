@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from probing.daemon.config import Config
 from probing.daemon.diagnose.coordination.coordinator import Coordinator
@@ -24,7 +25,8 @@ from probing.daemon.source_state import SourceState, first_of
 __all__ = ("Diagnosis",)
 
 
-class _Started(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Started:
     hooks: Hooks
     jobs: JobFacts
     watch: JobWatch

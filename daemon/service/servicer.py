@@ -6,8 +6,9 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -45,7 +46,8 @@ MAX_NAMES = 64
 _Rows = TypeVar("_Rows", pb.StacksReply, pb.VarsReply)
 
 
-class Node(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Node:
     """This node, with its ``name`` and ``address``. ``known`` returns this node and the others that it knows."""
 
     name: str
