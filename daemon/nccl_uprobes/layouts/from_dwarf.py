@@ -60,6 +60,8 @@ _NEEDED = ("comm_hash", "rank", "nranks", "cuda_device")
 _SINCE_2_26 = "config.trafficClass"
 _RECORDS = ("DW_TAG_class_type", "DW_TAG_structure_type", "DW_TAG_union_type")
 _SAME = ("DW_TAG_typedef", "DW_TAG_const_type", "DW_TAG_volatile_type", "DW_TAG_atomic_type")
+# References to types in units of their own, and in another file.
+_ELSEWHERE = ("DW_FORM_ref_sig8", "DW_FORM_ref_sup4", "DW_FORM_ref_sup8", "DW_FORM_GNU_ref_alt")
 _MAX_HOPS = 8
 _MAX_DEPTH = 4
 _MAX_LENGTH = 8192
@@ -209,7 +211,8 @@ def _location(member: DIE) -> int | None:
 
 def _name(die: DIE) -> str:
     name = die.attributes.get("DW_AT_name")
-    return name.value.decode(errors="replace") if name else ""
+    # A name in another file is a number.
+    return name.value.decode(errors="replace") if name and isinstance(name.value, bytes) else ""
 
 
 def _number(die: DIE, attribute: str) -> int | None:
@@ -218,9 +221,9 @@ def _number(die: DIE, attribute: str) -> int | None:
 
 
 def _type(die: DIE) -> DIE | None:
-    """Returns the type of an entry behind typedef and const; None if the type lies in a unit of its own."""
+    """Returns the type of an entry behind typedef and const; None if the type lies elsewhere."""
     for _ in range(_MAX_HOPS):
-        if "DW_AT_type" not in die.attributes or die.attributes["DW_AT_type"].form == "DW_FORM_ref_sig8":
+        if "DW_AT_type" not in die.attributes or die.attributes["DW_AT_type"].form in _ELSEWHERE:
             return None
         die = die.get_DIE_from_attribute("DW_AT_type")
         if die.tag not in _SAME:
