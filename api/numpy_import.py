@@ -1,4 +1,7 @@
-"""Keeps numpy out of a process that may not need it: pyarrow imports it where it finds it, which takes 60 ms."""
+"""Keeps numpy out of a process that does not need it: pyarrow imports it where it finds it.
+
+That takes 11 MB of each SQL worker, and 65 ms of each command, of which `ps` may take 250.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.api.errors import NotFound, PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.text import utc
 from probing.client.settings import DEFAULT_TARGET
 from probing.client.wire.channels import checked
 from probing.client.wire.credentials import Credentials, Tls
@@ -95,8 +96,6 @@ def _meets(peer: pb.Peer, where: Sequence[tuple[str, str]]) -> bool:
 
 
 def _error(peer: pb.Peer) -> PeerError:
-    from probing.api.text import utc
-
     since = f" since {utc(peer.since_ns)}" if peer.since_ns else ""
     return PeerError(f"failed{since}, as the target knows", hint="ask it with --nodes if it is back")
 

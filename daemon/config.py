@@ -6,6 +6,7 @@ command line (``--store.max_bytes=N``), the help and the check of docs/config.md
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import shlex
@@ -60,7 +61,7 @@ MAX_LABELS = 16
 # The least days that rows are kept, and the least bytes of a table: a limit below would only delete.
 LEAST_DAYS, LEAST_TABLE_BYTES = 0.05, 1 << 20
 # Sections of what is collected: the scope probe may change their settings. What is kept, and who is told, needs admin.
-_COLLECTED = frozenset(("cuda", "gpu", "host", "logs", "nccl", "net", "sampling", "variables"))
+_COLLECTED = frozenset(("cuda", "gpu", "host", "job_rows", "logs", "nccl", "net", "sampling", "variables"))
 # Entries of a list that has no bound of its own.
 MAX_ENTRIES = 1 << 16
 # As many as a process is read for at once (values.names.MAX_NAMES).
@@ -584,10 +585,7 @@ def _cluster(cluster: ClusterConfig) -> None:
         _address("cluster.advertise", cluster.advertise)
     for network in cluster.allow:
         try:
-            # Imported late: only who sets it needs it.
-            from ipaddress import ip_network
-
-            ip_network(network, strict=False)
+            ipaddress.ip_network(network, strict=False)
         except ValueError:
             raise _wrong("cluster.allow", network, "a network, as 10.0.0.0/8 or fd00::/8") from None
     for label in cluster.labels:

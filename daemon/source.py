@@ -157,7 +157,8 @@ class ProbedLibrary(Protocol):
         """The session has ended the probes on a file (device, inode)."""
 
 
-class RingConsumer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RingConsumer:
     """Turns the records of a ring into rows. ``table`` is the one whose rows a full ring costs.
 
     ``identified``: rows name job and rank for good, so records wait a moment for the identity of their process.

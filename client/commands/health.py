@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from probing.api.errors import FormatError
 from probing.api.numpy_import import allow_numpy
 from probing.api.text import escape, plural
 from probing.client.render.output import write_objects
@@ -30,7 +31,6 @@ _COLUMNS = ("verdict", "severity", "confidence", "sentence", "evidence", "next_s
 
 def run(settings: Settings) -> None:
     allow_numpy()
-    from probing.api.errors import FormatError
     from probing.diagnosis.facts_file import from_json
 
     nodes: list[tuple[NodeFacts, Sequence[Finding], Sequence[str]]] = []

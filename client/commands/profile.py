@@ -12,7 +12,7 @@ from probing.api.errors import NotFound, UsageError
 from probing.client.options import Job, Pids, Rank, Until
 from probing.client.profile.model import Profile
 from probing.client.profile.request import KINDS, Request, Selection, at_times, base_of, labels, of_training_threads
-from probing.client.profile.samples import off_cpu_share, read_profiles
+from probing.client.profile.samples import off_cpu_share, read_profiles, sample
 from probing.client.profile.write import write_profiles
 from probing.client.session import hint, job_named, opened
 from probing.client.settings import PROFILE_SUFFIXES, Settings, check_suffix, process_id, profile_format_of
@@ -109,8 +109,6 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         request = _with_jobs(cluster, request)
         if request.live:
-            from probing.client.profile.samples import sample
-
             request = sample(cluster, request)
         away = off_cpu_share(cluster, request.selected) if request.selected.state == "cpu" else None
         mostly = away is not None and away > _MOSTLY

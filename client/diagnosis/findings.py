@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from probing.api.text import time_text
 from probing.client.render.rows import Row
 from probing.client.zone import clock
 
@@ -114,8 +115,6 @@ def timed(row: Row, now_ns: int | None) -> str:
     stored = float(lasts[1]) * unit
     if stored > written - since + max(unit, _SECOND_NS) or now_ns < since:
         return sentence
-    from probing.api.text import time_text
-
     return f"{sentence[: lasts.start()]} for {time_text(now_ns - since)}{sentence[lasts.end() :]}"
 
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from probing.api.errors import ProbingError
+from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.collectives.silence import Process, innermost
 from probing.client.diagnosis.endings import ended_sql
 from probing.client.diagnosis.findings import OPEN_COLUMNS, ROW_AGE, newest_sql
+from probing.client.messages import thread_of
 from probing.client.render.rows import rows_of
 from probing.client.times import Bound, Interval
 from probing.client.top.health import Fetched, Health, NodeRows
@@ -260,9 +262,6 @@ class Functions:
 
 async def _frames(node: Node, pids: tuple[int, ...], seconds: float) -> tuple[str, dict[Process, str]]:
     """Returns the name of ``node``, and the innermost Python frame of each process, or why it could not be read."""
-    from probing.api.proto.probing.v1 import node_pb2 as pb
-    from probing.client.messages import thread_of
-
     reply = await node.stacks(pb.StacksRequest(pids=pids), seconds)
     frames: dict[Process, str] = {(reply.node, failed.pid): f"({failed.error.message})" for failed in reply.failures}
     for thread in (thread_of(reply.node, thread) for thread in reply.threads):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -85,7 +86,7 @@ class SourceSet:
     def rings(self) -> dict[str, RingConsumer]:
         """The consumer of each ring, in the order in which one cycle drains them."""
         return {
-            ring: consumer._replace(assemble=self._observed(consumer.assemble))
+            ring: replace(consumer, assemble=self._observed(consumer.assemble))
             for source in self._sources
             for ring, consumer in source.rings.items()
         }

@@ -29,10 +29,8 @@ _log = logging.getLogger(__name__)
 def inherit(give_up_rights: Callable[[], object]) -> Channel:
     """Returns the connection at descriptor 0, after ``give_up_rights`` was called.
 
-    From then on the process ends when the other end of the connection closes. No garbage is collected before the first
-    of the ``requests``: what is imported stays.
+    From then on the process ends when the other end of the connection closes.
     """
-    gc.disable()
     # Named after its module.
     log_to_stderr(sys.argv[0].rpartition("/")[2].removesuffix(".py"))
     # Ctrl-C reaches every process of the terminal; the supervisor ends the daemon's own.
@@ -46,8 +44,8 @@ def inherit(give_up_rights: Callable[[], object]) -> Channel:
 
 def requests(channel: Channel) -> Iterator[Message]:
     """Yields requests until the connection closes, and closes the descriptors that the caller left in each."""
+    # What is imported stays.
     gc.freeze()
-    gc.enable()
     while True:
         try:
             request = channel.receive()

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from typing import NamedTuple, TypedDict
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from probing.api.errors import InternalError, ProbingError, QueryError, QueryRejected, QueryTimeout
 from probing.api.tables import TABLES
@@ -39,7 +39,8 @@ REPORT_S = 0.5
 _Cancelled = Callable[[], bool]
 
 
-class _Request(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Request:
     """``limited``: the caller sees rows of some jobs alone, and no count with rows of other jobs."""
 
     statements: list[Checked | ProbingError]
@@ -72,7 +73,7 @@ class _Request(NamedTuple):
                 return one
             return next((failed[name] for name in one.tables if name in failed), one)
 
-        return self._replace(statements=[outcome(one) for one in self.statements])
+        return replace(self, statements=[outcome(one) for one in self.statements])
 
     def rows_to_scan(self, segments: Segments) -> int:
         """Returns the number of rows in the segments of each statement's tables, in sum."""

@@ -88,7 +88,7 @@ class UserViews:
     def _read(self, files: list[str]) -> dict[str, View]:
         if not files:
             return {}
-        # Imported late, here and below: the parser of SQL takes long, and most nodes have no views.
+        # Imported here and below: the parser of SQL takes 10 MB, and most nodes have no views.
         from probing.federation.sql.views import base_tables
 
         self._unasked = False

@@ -132,7 +132,10 @@ def around(ip: Ip) -> Network:
 
 
 def own_networks(proc: Path = Path("/proc/net")) -> Iterator[Network]:
-    """Yields the networks of this machine's interfaces but loopback, from proc(5)'s net/route and net/if_inet6."""
+    """Yields the networks of this machine's interfaces but loopback, from proc(5)'s net/route and net/if_inet6.
+
+    These wait for no driver, as netlink does, which psutil asks.
+    """
     for line in _lines(proc / "route")[1:]:
         words = line.split()
         if len(words) > 7 and words[2] == "00000000" and words[7] != "00000000":

@@ -9,6 +9,7 @@ from probing.api.errors import PeerError
 from probing.api.tables import TABLES, Column, Table
 from probing.api.tables.schema import TEXT
 from probing.api.tables.views import VIEWS
+from probing.daemon.arrow import batch_of, ipc_bytes
 
 __all__ = ("live_tables",)
 
@@ -42,9 +43,6 @@ def live_tables(
 
     def maker(table: str, rows: Callable[[], Rows]) -> Callable[[], bytes]:
         def make() -> bytes:
-            # Imported late: with Arrow, which no other answer needs.
-            from probing.daemon.arrow import batch_of, ipc_bytes
-
             common = {"node": node, "ts": now_ns()}
             return ipc_bytes(batch_of(table, [{**row, **common} for row in rows()]))
 
@@ -62,7 +60,7 @@ def live_tables(
 
 
 def _table_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
-    # Imported late, here and below: the parser of SQL takes long.
+    # Imported here and below: the parser of SQL takes 10 MB, and few nodes are asked.
     from probing.federation.sql.views import base_tables, views_from
 
     own = views_from(own_rows)

@@ -32,12 +32,13 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.diagnosis import Diagnosis
 from probing.daemon.service.gossip import Gossip
 from probing.daemon.service.job_peers import JobPeers
-from probing.daemon.service.late import Late
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.listening import Listeners
 from probing.daemon.service.live import live_tables
 from probing.daemon.service.members import address_of, known_at, member_rows, membership_of
 from probing.daemon.service.outgoing import Outgoing, PeerStubs
+from probing.daemon.service.preflight.bandwidth import Bandwidth
+from probing.daemon.service.preflight.gather import Interpreters, Preflight
 from probing.daemon.service.server import Server
 from probing.daemon.service.servicer import Node, NodeService
 from probing.daemon.supervisor.health import Watch, stop_on_signal
@@ -49,7 +50,6 @@ from probing.daemon.supervisor.ready import RUNNING, service_state
 if TYPE_CHECKING:
     from probing.daemon.service.flight.service import FlightService
     from probing.daemon.service.metrics.http import Metrics
-    from probing.daemon.service.preflight.gather import Preflight
 
 __all__ = ("main",)
 
@@ -183,7 +183,7 @@ def _service(
         server.identify,
         limits,
         gatherer=diagnosis.gatherer,
-        preflight=Late(lambda: _preflight(config, engine, outgoing)),
+        preflight=_preflight(config, engine, outgoing),
         sources=all_sources,
         timed=metrics.times.call if metrics else lambda *_: None,
         audit=doors.audit,
@@ -196,9 +196,6 @@ def _service(
 
 
 def _preflight(config: Config, engine: Engine, outgoing: Outgoing) -> Preflight:
-    from probing.daemon.service.preflight.bandwidth import Bandwidth
-    from probing.daemon.service.preflight.gather import Interpreters, Preflight
-
     interpreters = Interpreters(f"{config.runtime_dir}/interpreter.sock")
     bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, outgoing)
     return Preflight(config.node_name, engine, interpreters, bandwidth)

@@ -6,8 +6,9 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -17,26 +18,25 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
 from probing.daemon.cluster import Member
 from probing.daemon.diagnose.coordination.peers import Sight
+from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.answering import CallAdmission, CallKind, Timed, answering
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
-from probing.daemon.service.late import Late
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.members import packed_peer
 from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, status_for_jobs, vars_reply
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.peer_identity import proves_node
+from probing.daemon.service.preflight.gather import Preflight
+from probing.daemon.service.preflight.request import asked_of
 from probing.daemon.service.query_many import QueryMany
 from probing.daemon.service.streams import Form, Streams
 from probing.daemon.supervisor.health import RESTARTED
+from probing.diagnosis.facts_file import encoded, to_json
 from probing.federation.engine import engine_version
-
-if TYPE_CHECKING:
-    from probing.daemon.diagnose.gather.gatherer import Gatherer
-    from probing.daemon.service.preflight.gather import Preflight
 
 __all__ = ("Node", "NodeService")
 
@@ -46,7 +46,8 @@ MAX_NAMES = 64
 _Rows = TypeVar("_Rows", pb.StacksReply, pb.VarsReply)
 
 
-class Node(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Node:
     """This node, with its ``name`` and ``address``. ``known`` returns this node and the others that it knows."""
 
     name: str
@@ -84,8 +85,8 @@ class NodeService(NodeServicer):
         identify: Callable[[Context], Awaitable[Caller]],
         limits: Limits,
         *,
-        gatherer: Late[Gatherer],
-        preflight: Late[Preflight],
+        gatherer: Gatherer,
+        preflight: Preflight,
         sources: Callable[[], list[pb.Source]] = list,
         now_ns: Callable[[], int] = time.time_ns,
         timed: Timed = lambda *_: None,
@@ -126,8 +127,7 @@ class NodeService(NodeServicer):
 
     def close(self) -> None:
         self._admission.close()
-        if self._preflight.made:
-            self._preflight.made.close()
+        self._preflight.close()
 
     @answering
     async def Query(self, request: pb.QueryRequest, context: Context, caller: Caller) -> None:  # noqa: N802
@@ -191,12 +191,9 @@ class NodeService(NodeServicer):
             return
 
         def ask() -> list[bytes]:
-            from probing.diagnosis.facts_file import to_json
-
-            gatherer = self._gatherer.get()
             if request.hardware:
-                return [to_json(gatherer.hardware(timeout=timeout))]
-            found = gatherer.facts(request.job, run=request.run, deep=not request.shallow, timeout=timeout)
+                return [to_json(self._gatherer.hardware(timeout=timeout))]
+            found = self._gatherer.facts(request.job, run=request.run, deep=not request.shallow, timeout=timeout)
             return [to_json(one) for one in found if caller.jobs is None or one.job in caller.jobs]
 
         found = await self._admission.run(CallKind.TARGETS, caller, ask)
@@ -218,18 +215,13 @@ class NodeService(NodeServicer):
     ) -> pb.PreflightReply:
         received = self._now_ns()
         timeout = seconds_for(context, request.timeout_ms, self.limits.preflight_s, self.limits.preflight_max_s)
-        preflight = await asyncio.to_thread(self._preflight.get)
-        # A quick import by now: the thread has imported the modules behind it.
-        from probing.daemon.service.preflight.request import asked_of
-        from probing.diagnosis.facts_file import encoded
-
         allowed = self._outgoing.allowed
         known = {m.address for m in self._node.members()}
         if allowed:
             known = await allowed.among(known.intersection(request.peers))
         asked = asked_of(request, caller, known)
         with self._admission.counted(CallKind.PREFLIGHT, caller):
-            facts = await preflight.facts(asked, timeout)
+            facts = await self._preflight.facts(asked, timeout)
         return pb.PreflightReply(
             node=self._node.name, facts=encoded(facts), received_ns=received, node_time_ns=self._now_ns()
         )
@@ -237,8 +229,7 @@ class NodeService(NodeServicer):
     @answering
     async def Sink(self, request: Any, context: Context, caller: Caller) -> pb.SinkReply:  # noqa: N802
         del context, caller
-        preflight = await asyncio.to_thread(self._preflight.get)
-        return pb.SinkReply(received_bytes=await preflight.bandwidth.take(request))
+        return pb.SinkReply(received_bytes=await self._preflight.bandwidth.take(request))
 
     @answering
     async def Config(  # noqa: N802

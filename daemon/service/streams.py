@@ -7,7 +7,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple, TypedDict
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 from probing.api.errors import InternalError, ProbingError, QueryRejected, QueryTimeout
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -36,7 +37,8 @@ class _Options(TypedDict):
     resting: Callable[[], bool]
 
 
-class Form(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Form:
     """The form of the messages of an answer. ``cut`` yields parts to buffer, each with its size in bytes; it runs in a
     thread. ``reply`` makes the message of a part when it is written, or returns None."""
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cryptography import x509
+
 from probing.api.errors import ConfigError, Unauthenticated
 from probing.daemon.config import TlsConfig
 
@@ -125,9 +127,6 @@ class Tls:
         if not self.wanted:
             return frozenset()
         if self._names_of != self._loads:
-            # Imported late: the import takes 50 ms, and only status asks.
-            from cryptography import x509
-
             own = x509.load_pem_x509_certificate(self._pem[2] or b"")
             try:
                 shown = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

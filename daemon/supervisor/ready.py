@@ -40,7 +40,7 @@ def main() -> int:
     config = Config.from_args(sys.argv[1:])
     units = Units(config, time.monotonic() + GIVE_UP_S)
     units.wait_for("the collector", lambda: _collects(config.control_socket))
-    # Imported late: it takes long, and the collector starts meanwhile.
+    # Imported here and below: a library that is missing is an error line.
     import grpc
 
     def answers() -> bool:
@@ -117,7 +117,6 @@ def _collects(path: str) -> bool:
 
 def service_state(channel: grpc.Channel, timeout: float) -> str | None:
     """Returns the ``state`` of the service; None without an answer within ``timeout`` seconds."""
-    # Imported late: it takes long.
     import grpc
 
     from probing.api.proto.probing.v1.node_pb2 import StatusRequest

@@ -98,17 +98,14 @@ class _ErrorFile:
 
 
 def _run(load: Callable[[], _Main]) -> int:
-    # What is imported stays: to collect garbage meanwhile takes a twentieth of the time and finds nothing.
-    gc.disable()
     try:
         main = load()
     except Exception as e:  # half an installation fails in any way
         what = str(e) if isinstance(e, ImportError) else f"{type(e).__name__}: {e}"
         hint = "install probingd again, for the Python that this host has"
         raise PrivilegeError(f"a library of probingd is missing or does not fit: {what}", hint=hint) from None
-    finally:
-        gc.freeze()
-        gc.enable()
+    # What is imported stays.
+    gc.freeze()
     try:
         return main()
     except (ProbingError, OSError):

@@ -69,7 +69,7 @@ class Proofs:
         self,
         node: str,
         peers: Peers,
-        local: Callable[[], LocalSights],
+        local: LocalSights,
         *,
         grace_s: float,
         trusted: bool = False,
@@ -147,7 +147,7 @@ class Proofs:
 
     def holding(self, job: str, run: str) -> Holding:
         """Returns the ranks of a run on this node."""
-        return self._local().holding(job, run)
+        return self._local.holding(job, run)
 
     def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
         return self._peers.sight(node, job, run, timeout)
@@ -178,9 +178,9 @@ class Proofs:
                 self._examine(key, known)
 
     def _examine(self, key: _Key, known: _Run) -> None:
-        holding = self._local().holding(*key)
+        holding = self._local.holding(*key)
         known.whole = holding.whole
-        if known.trains is None and holding.calls and self._local().sight(*key).peers:
+        if known.trains is None and holding.calls and self._local.sight(*key).peers:
             known.trains = self._now()
         claims = {one.node: one for one in self._peers.holders(*key)}
         wanted: list[str] = []
@@ -192,7 +192,7 @@ class Proofs:
 
     def _settle(self, key: _Key, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
         """Asks nodes until all claims that matter are proven, or no node shows more. Returns the unproven nodes."""
-        own = self._local().sight(*key)
+        own = self._local.sight(*key)
         known.asked = Counter({name: count for name, count in known.asked.items() if name in claims})
         known.sights = {name: one for name, one in known.sights.items() if name in claims or name in known.proven}
         asked: set[str] = set()

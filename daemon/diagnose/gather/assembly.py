@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import psutil
+
 from probing.daemon.diagnose.gather.hardware import hardware_of
 from probing.daemon.diagnose.gather.history import History
 from probing.daemon.diagnose.gather.operations import Losses, Operations, communicators_of, operations_of
 from probing.daemon.diagnose.gather.processes import JobProcess, Key, Ranked, ranked
 from probing.daemon.diagnose.gather.tables import Row, Rows
 from probing.daemon.diagnose.gather.witnesses import add_witnesses
-from probing.daemon.host.meminfo import read_meminfo
 from probing.diagnosis.facts import (
     Condition,
     Endpoint,
@@ -214,14 +215,14 @@ def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) 
 
 
 def _node(gathered: Gathered, advanced_ns: int | None, ranks: Mapping[Key, int]) -> NodeFacts:
-    total, available = read_meminfo()
+    memory = psutil.virtual_memory()
     return NodeFacts(
         gathered.node,
         gathered.taken_ns,
         gathered.watching_since_ns,
         advanced_ns,
-        memory_total_bytes=total,
-        memory_available_bytes=available,
+        memory_total_bytes=memory.total,
+        memory_available_bytes=memory.available,
         hardware=hardware_of(gathered.hardware, gathered.devices, ranks),
         idle_cpus=gathered.idle_cpus,
     )

@@ -81,6 +81,7 @@ def read_conditions(collector: Collector, job: str, timeout: float) -> _Reading:
 
 
 def _idle_ns() -> dict[int, int]:
+    # psutil lists the CPUs that are online, without their numbers.
     try:
         with open("/proc/stat", "rb") as file:
             return idle_ns(file.read(1 << 20))

@@ -12,7 +12,6 @@ are there. A line that no pattern knows is of kind other.
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import re
 from collections.abc import Iterator
@@ -230,19 +229,14 @@ _HINT = re.compile(
     r"allocation failure|BUG|panic|protection fault|Oops|Unable to handle"
 )
 _OTHER = Meaning("other")
-
-
-@functools.cache
-def _rules() -> list[tuple[str, re.Pattern[str]]]:
-    # The first line with a hint compiles the patterns, which takes 10 ms.
-    return [(kind, re.compile(pattern)) for kind, pattern in _PATTERNS]
+_RULES = [(kind, re.compile(pattern)) for kind, pattern in _PATTERNS]
 
 
 def meaning_of(text: str) -> Meaning:
     """Returns the meaning of a line that the kernel itself wrote."""
     if not _HINT.search(text):
         return _OTHER
-    for kind, pattern in _rules():
+    for kind, pattern in _RULES:
         if (match := pattern.match(text)) is not None:
             found = match.groupdict()
             pid, code = found.get("pid"), found.get("code")

@@ -1,6 +1,7 @@
 """Parses files of the kernel about the whole node: bytes in, plain numbers out; lines that a kernel lacks are left out.
 
-Formats: Documentation/filesystems/proc.rst (meminfo), accounting/psi.rst, admin-guide/iostats.rst.
+Formats: Documentation/filesystems/proc.rst (meminfo), accounting/psi.rst, admin-guide/iostats.rst. psutil has seven of
+the twelve numbers of meminfo, two of the four of vmstat, and of a disk neither flushes nor its queue.
 
 Memory and pressure of the control groups of processes, versions 1 and 2.
 

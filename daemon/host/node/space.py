@@ -1,6 +1,7 @@
 """Reads how full the node's file systems and the shared memory of watched processes are, in a reader.
 
-A file system that another machine serves is asked alone, since the question may never be answered.
+A file system that another machine serves is asked alone, since the question may never be answered. psutil knows neither
+inodes nor devices nor the mounts of another process.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from probing.api.errors import ProbingError, UnsupportedTarget
@@ -57,7 +58,8 @@ class _Placement(NamedTuple):
     operation: int = 0
 
 
-class Library(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Library:
     """``files``: prefixes of the file name. ``probes`` are in the order of attachment: probes on ends of operations
     come first, so that no operation is opened whose end is missed. ``marks``: functions that only some builds have."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,8 @@ _Array = npt.NDArray[Any]
 _Integers = npt.NDArray[np.int64]
 
 
-class _Groups(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Groups:
     """Connections in groups: ``order`` sorts them by group, ``starts``: where each group starts in that order."""
 
     order: npt.NDArray[np.intp]

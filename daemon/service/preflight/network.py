@@ -63,6 +63,7 @@ def _is_local(family: int, address: tuple[object, ...]) -> bool:
 
 def port_state(port: int, paths: Sequence[Path] = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))) -> str:
     """Returns listening; taken if a connection has the port, so that nobody can listen on it; else free."""
+    # psutil would keep a row of each connection, however many there are, and look at the descriptors of all processes.
     states = {state for path in paths for state in _states(path, port)}
     # Servers set SO_REUSEADDR, which lets them listen beside connections that only wait for their end.
     return "listening" if _LISTEN in states else "taken" if states - {_TIME_WAIT} else "free"
