@@ -138,7 +138,7 @@ def _handler(op: str) -> Callable[[Message], bytes]:
     if op == "symbols":
         return _symbols_answer
     if op not in _MODULES:
-        raise UsageError(f"a parser knows no request {op!r}")
+        raise UsageError(f"a parser has no request {op!r}")
     handlers: dict[str, Callable[[Message], bytes]] = import_module(f"probing.daemon.{_MODULES[op]}").handlers()
     return handlers[op]
 

@@ -86,7 +86,7 @@ def _answer(request: Header) -> Message:
         return whole(request)
     handler = _OF_A_TARGET.get(str(op))
     if handler is None:
-        raise UsageError(f"a reader knows no request {op!r}")
+        raise UsageError(f"a reader has no request {op!r}")
     pid, start_ns = request.get("pid"), request.get("start_ns", 0)
     if not isinstance(pid, int) or not isinstance(start_ns, int) or pid <= 0:
         raise UsageError(f"request {op} names no process")

@@ -98,7 +98,7 @@ def _take(channel: Channel, request: Message, tasks: dict[int, _Task]) -> None:
         if _next(channel, tasks[number]):
             tasks.pop(number).close()
     else:
-        raise UsageError(f"maintenance knows no request {op!r}")
+        raise UsageError(f"maintenance has no request {op!r}")
 
 
 def _next(channel: Channel, task: _Task) -> bool:
