@@ -83,8 +83,8 @@ def test_what_was_meant(
         (["frobnicate"], "error: unknown command 'frobnicate'"),
         (["run", "--stor.max-bytes=1"], "error: unknown configuration key 'stor.max_bytes'"),
         (["version", "x"], "error: version takes no arguments"),
-        (["check", "-f", "yaml"], "error: -f takes table or json"),
-        (["check", "-f"], "error: -f takes table or json"),
+        (["check", "-f", "yaml"], "error: -f must be table or json"),
+        (["check", "-f"], "error: -f must be table or json"),
     ],
 )
 def test_wrong_usage(
