@@ -1,8 +1,8 @@
 """The parser: the process without rights that parses files of targets.
 
-It gets files as descriptors. Before it reads the first one it limits its memory and CPU time, drops new privileges, and
-by Landlock all files but the interpreter's. One request at a time, each bounded in CPU time; it can be killed at any
-time.
+It gets files as descriptors. Before it reads the first, it limits its memory and CPU time, gives up new privileges, and
+by Landlock gives up all files except the interpreter's. It handles one request at a time, each limited in CPU time, and
+can be killed at any time.
 
 * ``ping``: header ``pid`` of the parser.
 * ``symbols`` (``patterns``, and one descriptor): payload, JSON with ``symbols`` [{``name``, ``address``,
@@ -40,9 +40,10 @@ from probing.daemon.ipc import Message
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# For its whole life: the kernel ends it then, and the pool starts another.
+# For the life of the process, s: the kernel ends it then, and the pool starts another.
 CPU_SECONDS = 600
-# For one request, s; libtorch_cpu takes 0.2 s. The signal repeats, since code that catches all may go on.
+# CPU time for one request, s; libtorch_cpu takes 0.2 s. The timer's signal repeats, since code that catches all
+# exceptions may go on.
 REQUEST_CPU_S = 10.0
 SYMBOLS_CPU_S = 3.0
 _AGAIN_S = 0.1
@@ -90,7 +91,7 @@ def _bounded(seconds: float) -> Iterator[None]:
 def _too_long(_: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code is _answer.__code__:
-            raise UnsupportedTarget("the file takes more processor time than a parser has for it")
+            raise UnsupportedTarget("the file takes more CPU time than a parser may use for it")
         frame = frame.f_back
 
 
@@ -122,7 +123,7 @@ def _symbols(elf: Elf, patterns: list[str]) -> dict[str, Any]:
     }
 
 
-# Imported with the first such request: each pool of parsers gets a few kinds.
+# A module is imported at the first request for it: each pool of parsers gets only a few kinds of requests.
 _MODULES = {
     "flight_dump": "nccl_uprobes.flight_recorder.dump",
     "interface_addresses": "net.interfaces.addresses",

@@ -222,7 +222,7 @@ def _threads(answer: dict[str, Any]) -> dict[int, tuple[list[Frame], str]]:
             for tid, frames, reason in answer["threads"]
         }
     except (KeyError, IndexError, TypeError, ValueError) as e:
-        raise CorruptTarget("a parser's answer holds no stacks") from e
+        raise CorruptTarget("a parser's answer contains no stacks") from e
 
 
 def _frame(code: Sequence[str], ip: int) -> Frame:
