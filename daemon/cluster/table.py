@@ -130,8 +130,9 @@ class Table:
             yield mark, self._own if name == self._own.record.name else self.entries[name].update
 
     def _make_room(self, proof: Proof) -> bool:
-        """Drops a failed node, first an unproven one, and returns whether there is room. For a new node with a proof, an
-        unproven node that never answered may go, too.
+        """Drops a failed node, first an unproven one. Returns whether there is room.
+
+        For a new node with a proof, an unproven node that never answered may go, too.
         """
         # All entries are searched only if a node has failed: invented names may come by hundreds.
         gone = self.live < len(self.entries)

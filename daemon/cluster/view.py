@@ -32,8 +32,9 @@ MAX_RIVALS = 64
 
 
 class Times(NamedTuple):
-    """``heartbeat``: between two pings of a watched node, s. ``suspect`` and ``failed``: how long a node does not answer
-    before it is suspect, and then before it has failed, s.
+    """Times, s. ``heartbeat``: between two pings of a watched node.
+
+    ``suspect`` and ``failed``: how long a node does not answer before it is suspect, and then before it has failed.
     """
 
     heartbeat: float = 1.0
