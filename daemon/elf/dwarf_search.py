@@ -1,4 +1,4 @@
-"""Finds structs and texts in DWARF by name, without walking the entries between."""
+"""Finds structs and texts in DWARF by name, without a walk over the entries in between."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PART = 1 << 22
 
 
 class Texts:
-    """The string sections as bytes, empty for a missing one. Raises as ``units`` does."""
+    """The string sections as bytes, empty for a missing section. Methods raise as those of ``Units`` do."""
 
     def __init__(self, units: Units, strings: bytes, line_strings: bytes, str_offsets: bytes) -> None:
         self._units = units
@@ -45,7 +45,7 @@ class Texts:
         self._line_strings = line_strings
         self._str_offsets = str_offsets
         self._offsets: dict[tuple[bytes, int], npt.NDArray[np.uint32]] = {}
-        # Of the unit that was searched last.
+        # The unit that was searched last, by its start.
         self._found_in = -1
         self._found: dict[tuple[bytes, int], list[int]] = {}
 
@@ -89,7 +89,7 @@ class Texts:
         return found
 
     def _offsets_of(self, text: bytes, form: int) -> npt.NDArray[np.uint32]:
-        """Returns the offsets of the text, also as the tail of others: linkers merge them."""
+        """Returns the offsets of the text. It may be the tail of other texts, since linkers merge equal tails."""
         if (text, form) not in self._offsets:
             texts = self._line_strings if form == LINE_STRP else self._strings
             self._offsets[text, form] = np.array(_places(texts, text, 0, len(texts)), np.uint32)
@@ -100,19 +100,21 @@ class Texts:
         base, size = self._str_offsets_base(unit), unit.offset_size
         header = self._str_offsets[max(base - 4 - size, 0) : max(base - 4, 0)]
         end = min(base - 4 + int.from_bytes(header, "little"), len(self._str_offsets))
-        # The low halves are enough: each match is verified.
+        # The low 32 bits are enough: each match is verified.
         words = self._matching(self._str_offsets, base, end, self._offsets_of(text, STRP))
         return [(word - base) // size for word in words if (word - base) % size == 0][:_MAX_INDEXES]
 
     def _words(self, start: int, end: int, wanted: npt.NDArray[np.uint32]) -> list[int]:
-        """Returns the offsets of ``wanted`` 32-bit words from ``start`` to ``end``, aligned or not."""
+        """Returns the offsets from ``start`` to ``end``, aligned or not, at which one of the 32-bit words ``wanted``
+        is.
+        """
         found: list[int] = []
         for shift in range(4):
             found += self._matching(self._info, start + shift, end, wanted)
         return sorted(found)[:_MAX_OCCURRENCES]
 
     def _matching(self, data: bytes, start: int, end: int, wanted: npt.NDArray[np.uint32]) -> list[int]:
-        """Returns the same at multiples of 4 behind ``start``; ``wanted`` is sorted."""
+        """Returns such offsets at multiples of 4 after ``start``; ``wanted`` is sorted."""
         found: list[int] = []
         for at in range(start, end - 3, _PART) if len(wanted) else ():
             self._units.in_time()
@@ -124,18 +126,20 @@ class Texts:
         return found
 
     def _str_offsets_base(self, unit: Unit) -> int:
-        """Returns the base from the unit's own attributes, without reading their texts, which may need it."""
+        """Returns the base from the unit's own attributes, without reading their texts, for which the base may be
+        needed.
+        """
         code, at = uleb(self._info, unit.first)
         for attribute in unit.abbreviations[code].attributes if code in unit.abbreviations else ():
             value, at = self._units.value(unit, attribute, at)
             if attribute.name == _STR_OFFSETS_BASE and isinstance(value, int):
                 return value
-        # DWARF 5, 7.26: past the header of the only table.
+        # DWARF 5, 7.26: the base is after the header of the only table.
         return 16 if unit.offset_size == 8 else 8
 
 
 def _uleb_bytes(number: int) -> bytes:
-    """Encodes a number as unsigned LEB128."""
+    """Returns a number as unsigned LEB128."""
     parts = bytearray()
     while True:
         number, low = number >> 7, number & 0x7F
@@ -145,7 +149,7 @@ def _uleb_bytes(number: int) -> bytes:
 
 
 def _places(data: bytes, needle: bytes, start: int, end: int) -> list[int]:
-    """Returns the offsets of ``needle``, up to a bound."""
+    """Returns the offsets of ``needle`` in ``data``, at most a fixed number of them."""
     found: list[int] = []
     at = data.find(needle, start, end)
     while at >= 0 and len(found) < _MAX_OCCURRENCES:
@@ -169,9 +173,9 @@ _MAX_ENTRIES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Die:
-    """A debugging information entry of ``unit``; its children, if it has any, begin at ``end``.
+    """A debugging information entry of ``unit``. Its children, if there are any, begin at ``end``.
 
-    ``values``: by DW_AT_*, integers, or the bytes of a block; a reference is an offset in .debug_info.
+    ``values``: integers or the bytes of a block, by DW_AT_*; a reference is an offset in .debug_info.
     """
 
     unit: Unit
@@ -187,7 +191,7 @@ class Die:
 
 
 class Dwarf:
-    """The entries of units. Raises as ``units`` does."""
+    """Reads the entries of units. Methods raise as those of ``Units`` do."""
 
     def __init__(self, units: Units, texts: Texts) -> None:
         self._units = units
@@ -216,13 +220,13 @@ class Dwarf:
         try:
             die = self.die(unit, at)
         except Damaged:
-            # The bytes matched by chance.
+            # The bytes matched by chance: no entry is here.
             return
         if die.name == name and SIZE in die.values and not die.values.get(_DECLARATION):
             yield die
 
     def die(self, unit: Unit, at: int) -> Die:
-        """Returns the entry at ``at``, which is not the end of a list."""
+        """Returns the entry at ``at``, which must not be the end of a list."""
         self._entries += 1
         if self._entries > _MAX_ENTRIES:
             raise UnsupportedTarget("the debugging information has too many entries")

@@ -42,7 +42,7 @@ _OFFSETS = frozenset({STRP, _REF_ADDR, 0x17, 0x1D, LINE_STRP, 0x1F20, 0x1F21})
 _ULEBS = frozenset({0x0F, 0x15, STRX, 0x1B, 0x22, 0x23, 0x1F01, 0x1F02})
 _BLOCKS = {0x03: 2, 0x04: 4, 0x0A: 1}
 _ADDR, _SDATA, _REF_UDATA, _EXPRESSIONS = 0x01, 0x0D, 0x15, (0x09, 0x18)
-_HEADERS_5 = {1: 0, 2: 12, 3: 0, 4: 8, 5: 8, 6: 12}  # DW_UT_*: what follows the common header
+_HEADERS_5 = {1: 0, 2: 12, 3: 0, 4: 8, 5: 8, 6: 12}  # DW_UT_*: the number of bytes after the common header
 
 _MAX_UNITS = 1 << 16
 _MAX_ABBREVIATIONS = 1 << 16
@@ -53,7 +53,9 @@ Value = int | bytes
 
 
 class Damaged(CorruptTarget):
-    """These bytes are damaged, or no entry; others may be sound. It does not leave the parser's DWARF reader."""
+    """These bytes are damaged, or are no entry; others may be sound. The error does not leave the parser's DWARF
+    reader.
+    """
 
 
 class Attribute(NamedTuple):
@@ -75,7 +77,7 @@ class Abbreviation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Entries from ``first`` to ``end`` in .debug_info; references in it count from ``start``."""
+    """A unit: entries from ``first`` to ``end`` in .debug_info; references in it count from ``start``."""
 
     start: int
     first: int
@@ -87,7 +89,7 @@ class Unit:
 
 
 class Units:
-    """.debug_info and .debug_abbrev as bytes. ``deadline`` is on time.monotonic().
+    """The units in .debug_info and .debug_abbrev, given as bytes. ``deadline`` is on time.monotonic().
 
     Methods raise Damaged for damaged bytes, UnsupportedTarget when reading takes too long.
     """
@@ -151,7 +153,7 @@ class Units:
         return at
 
     def _unit(self, start: int) -> Unit | None:
-        """Returns None for a unit of an unknown version."""
+        """Returns the unit at ``start``; None if its version is unknown."""
         offset_size, length = _length(self.info, start)
         at, end = start + (12 if offset_size == 8 else 4), start + length
         if end > len(self.info) or end - at < 16:
@@ -201,7 +203,7 @@ class Units:
 
 
 def uleb(data: bytes, at: int) -> tuple[int, int]:
-    """Returns (unsigned LEB128 number at ``at``, its end)."""
+    """Returns the unsigned LEB128 number at ``at``, and its end."""
     number = 0
     for shift in range(0, 70, 7):
         if not 0 <= at < len(data):
@@ -221,14 +223,14 @@ def _sleb(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fixed_size(unit: Unit, form: int) -> int | None:
-    """Returns the bytes of an attribute of ``form``; None for a form of variable size."""
+    """Returns the size of an attribute of ``form`` in bytes; None for a form of variable size."""
     if form == _ADDR or (form == _REF_ADDR and unit.version == 2):
         return unit.address_size
     return unit.offset_size if form in _OFFSETS else _FIXED.get(form)
 
 
 def _length(info: bytes, at: int) -> tuple[int, int]:
-    """Returns (bytes of an offset in the unit at ``at``, length of the unit with its length field)."""
+    """Returns the bytes of an offset in the unit at ``at``, and the length of the unit with its length field."""
     if at + 12 > len(info):
         raise Damaged("the debugging information ends too early")
     length = int.from_bytes(info[at : at + 4], "little")

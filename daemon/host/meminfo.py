@@ -1,4 +1,4 @@
-"""Memory of the node from /proc/meminfo. Needs no privileges."""
+"""Reads the memory of the node from /proc/meminfo, which needs no privileges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _LINE = re.compile(rb"^(MemTotal|MemAvailable):[ \t]*(\d{1,12}) kB$", re.MULTILI
 
 
 class NodeMemory(NamedTuple):
-    """``available_bytes``: bytes that processes can get without swapping, caches included. None: not known."""
+    """The memory of the node. ``available_bytes``: bytes that processes can get without swapping, caches included.
+    None: unknown.
+    """
 
     total_bytes: int | None
     available_bytes: int | None
