@@ -45,12 +45,12 @@ INFO_MEMBERS: Mapping[str, tuple[str, ...]] = {
 """The same for struct ncclInfo."""
 MAX_SECONDS = 2.0
 """The published libraries take at most 0.1 s."""
-# The largest published library has 22 MB.
+# The limit of .debug_info; the largest published library has 22 MB.
 _MAX_INFO = 64 << 20
 _MAX_TABLE = 64 << 20
 _MAX_CONSTANTS = 64 << 20
 _VERSION = re.compile(rb"(?<![^\0])NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})\+cuda")
-# The struct has some 1 MB.
+# The limit of the size of struct ncclComm, which has some 1 MB.
 _MAX_STRUCT = 64 << 20
 _NEEDED = ("comm_hash", "rank", "nranks", "cuda_device")
 _SINCE_2_26 = "config.trafficClass"
@@ -66,11 +66,12 @@ _Members = dict[str, tuple[int, Die | None]]
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """Returns the parser's request ``nccl_layout`` (``known``: build ids in hex; one descriptor: the library).
+    """Returns the handler of the parser's request ``nccl_layout`` (``known``: build ids in hex; one descriptor: the
+    library).
 
     Answers JSON with the keys of Layout, ``version`` as from ``nccl_version``, ``known`` (whether the build is in the
-    request's list) and ``why``. ``comm`` and ``info`` are null for a known build, and for a build without a layout;
-    then ``why`` holds the reason.
+    request's list) and ``why``. ``comm`` and ``info`` are null for a known build. They are also null for a build
+    without a layout; then ``why`` has the reason.
     """
     return {"nccl_layout": _answer}
 
@@ -85,7 +86,7 @@ class Layout(TypedDict):
 
 
 def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> Layout:
-    """Returns the layouts of the libnccl open at ``fd``, which the caller keeps.
+    """Returns the layouts of the libnccl with descriptor ``fd``, which the caller keeps.
 
     Raises UnsupportedTarget for a library that is stripped, damaged, or takes more than ``seconds``.
     """
@@ -107,7 +108,9 @@ def nccl_layout(fd: int, seconds: float = MAX_SECONDS) -> Layout:
 
 
 def nccl_version(elf: Elf) -> str | None:
-    """Returns "2.27.5", say, from the text that NCCL prints (showVersion in init.cc), also of stripped libraries."""
+    """Returns a version such as "2.27.5", from the text that NCCL prints (showVersion in init.cc); stripped libraries
+    have it, too.
+    """
     found = _VERSION.search(elf.section(".rodata", _MAX_CONSTANTS))
     return found[1].decode() if found else None
 
@@ -163,7 +166,7 @@ def _layout(dwarf: Dwarf, die: Die, wanted: Mapping[str, tuple[str, ...]]) -> di
         if found := next((members[spelling] for spelling in spellings if spelling in members), None):
             layout[name] = found[0]
     if "seq_number" in layout:
-        # Before 2.26 NCCL counted only under a profiler (ncclProfilerStartTaskEvents in profiler.cc).
+        # Before 2.26 NCCL counted operations only under a profiler (ncclProfilerStartTaskEvents in profiler.cc).
         if _SINCE_2_26 in members:
             layout["seq_count"] = _array_length(dwarf, members["seqNumber"][1])
         else:
@@ -172,12 +175,12 @@ def _layout(dwarf: Dwarf, die: Die, wanted: Mapping[str, tuple[str, ...]]) -> di
 
 
 def _check(comm: Mapping[str, int]) -> None:
-    """Raises UnsupportedTarget unless the five fields are in a row, with a magic word at each end or at no end."""
+    """Raises UnsupportedTarget unless the five fields follow each other, with a magic word at both ends or at none."""
     first = comm["comm_hash"]
     row = (comm["rank"], comm["nranks"], comm["cuda_device"], comm.get("nvml_device", first + 20))
     guards = (comm.get("start_magic"), comm.get("end_magic"))
     if row != (first + 8, first + 12, first + 16, first + 20) or guards not in ((None, None), (0, comm["size"] - 8)):
-        raise UnsupportedTarget("struct ncclComm of this library is laid out in a way that is not known")
+        raise UnsupportedTarget("struct ncclComm of this library has an unknown layout")
 
 
 def _members(dwarf: Dwarf, record: Die, depth: int = 0) -> _Members:
@@ -207,7 +210,7 @@ def _location(member: Die) -> int | None:
 
 
 def _type(dwarf: Dwarf, die: Die | None) -> Die | None:
-    """Returns the type of an entry behind typedef and const; None if the type lies in another unit."""
+    """Returns the type of an entry, without typedef and const; None if the type lies in another unit."""
     for _ in range(_MAX_HOPS):
         at = die.number(TYPE) if die else None
         if die is None or at is None or not die.unit.first <= at < die.unit.end:
@@ -224,7 +227,7 @@ def _record(dwarf: Dwarf, die: Die | None) -> Die | None:
 
 
 def _array_length(dwarf: Dwarf, die: Die | None) -> int:
-    """Returns the length of a one-dimensional array; 0 if not known."""
+    """Returns the length of a one-dimensional array; 0 if unknown."""
     found = _type(dwarf, die)
     ranges = [child for child in dwarf.children(found) if child.tag == _SUBRANGE] if found else []
     if found is None or found.tag != _ARRAY or len(ranges) != 1:
