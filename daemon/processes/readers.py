@@ -10,7 +10,7 @@ from probing.daemon.ipc import Message
 
 __all__ = ("Parsers", "Readers")
 
-# A ``ProcessKey``, or any pair (pid, start_ns).
+# A ``ProcessKey``, or any other pair (pid, start_ns).
 _Target = tuple[int, int]
 
 
