@@ -77,7 +77,7 @@ _SIZES = (
 def ranks_of(environ: Environ, current: Collection[str] = ()) -> Ranks | None:
     """Returns the ranks by torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None without a valid set.
 
-    ``current``: the names of variables that the process has now; others it had only at exec.
+    ``current``: the names of variables that the process has now; the others it had only at exec.
     """
     for rank_name, size_name, local_name, node_names, certain in _RANK_NAMES:
         rank, size = _number(environ, rank_name), _number(environ, size_name)

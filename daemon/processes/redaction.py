@@ -36,7 +36,7 @@ _KEY_OF = (
 # What may follow such a word, as in API_KEY_2 and token_value; --max-tokens, --tokenizer and --keyboard do not match.
 _AFTER = r"(?:[-_. ]?\d+|[-_. ](?:value|string|str|text|b64|base64))?"
 _NAME = re.compile(rf"(?:(?:{_GLUED})|^-*pass|(?:^|[^a-z0-9])(?:{_WORDS})|{_KEY_OF}){_AFTER}[\])]*$", re.IGNORECASE)
-# Tokens in the sense of pieces of text, which are not secret.
+# Names such as pad_token mean pieces of text, which are not secret.
 _OF_TEXT = re.compile(
     r"(?:^|[-_.])(?:bos|cls|eos|eot|image|mask|next|pad|prev|sep|special|start|stop|unk)[-_.]token$", re.IGNORECASE
 )

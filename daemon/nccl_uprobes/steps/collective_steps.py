@@ -88,7 +88,7 @@ class StepDetector:
 
     @property
     def newest(self) -> int:
-        """The time when the last known operation was called, CLOCK_MONOTONIC ns; -1 without operations."""
+        """The time when the last operation was called, CLOCK_MONOTONIC ns; -1 without operations."""
         known = self._history.operations
         return int(known["t"][-1]) if len(known) else -1
 

@@ -29,30 +29,30 @@ _log = logging.getLogger(__name__)
 
 
 class OffCpuKernel(Protocol):
-    """``kernel_entries.OffCpuEntries``, where the programs see threads switch."""
+    """``kernel_entries.OffCpuEntries``: the entries of threads whose switches the programs see."""
 
     @property
     def room(self) -> tuple[int, int]:
-        """The most threads, and entries of threads off the CPU, of one process."""
+        """Returns the most threads of one process, and the most entries of its threads off the CPU."""
 
     def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
-        """Returns (pause generation, tids without an entry in ``python_off``)."""
+        """Returns the pause generation, and the tids without an entry in ``python_off``."""
 
     def adopt(
         self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
     ) -> tuple[list[OffCpuThread], int]:
-        """Make entries; returns the threads that have an entry now, and the count of threads without room."""
+        """Makes entries. Returns the threads that have an entry now, and the number of threads without room."""
 
     def disown(self, tid: int, switches: int) -> None:
-        """Delete the entry of ``tid`` that was made at this count of context ``switches``."""
+        """Deletes the entry of ``tid`` that was made at this number of context ``switches``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Outcome of ``Adoption.visit``. ``left``: threads off the CPU for which no map entry could be made,
-    tid -> (pause generation, switches, seen_ns).
+    """The outcome of ``Adoption.visit``. ``left``: threads off the CPU for which no map entry could be made, tid ->
+    (pause generation, switches, seen_ns).
 
-    ``no_room``: number of threads without room in the map.
+    ``no_room``: the number of threads without room in the map.
     """
 
     left: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Adopted:
 
 
 class Adoption:
-    """Safe for any thread; the lock ``maps`` is held while maps change."""
+    """Makes entries for threads off the CPU. Safe for any thread; the lock ``maps`` is held while maps change."""
 
     def __init__(self, kernel: OffCpuKernel, maps: threading.Lock, readers: Readers, read_checks: ReadChecks) -> None:
         self._kernel = kernel
@@ -69,7 +69,8 @@ class Adoption:
         self._read_checks = read_checks
 
     def visit(self, process: Sampled, runtime: RuntimeInfo, threads: _Threads, before: Adopted) -> Adopted:
-        """Make entries for all threads that are off the CPU. ``threads``: tid -> (state, thread_id).
+        """Makes entries for all threads that are off the CPU, and returns the outcome. ``threads``: tid -> (state,
+        thread_id).
 
         ``before`` is the outcome of the last visit. Threads that fail now are tried again at the next visit.
         """
@@ -97,7 +98,7 @@ class Adoption:
     def _adopt(
         self, process: Sampled, runtime: RuntimeInfo, generation: int, found: list[OffCpuThread], threads: _Threads
     ) -> tuple[set[int], int]:
-        """Returns the tids for which entries were made, and the count of threads without room."""
+        """Returns the tids for which entries were made, and the number of threads without room."""
         addresses = list(dict.fromkeys(code for thread in found for code, _ in thread.frames))
         checks = self._read_checks(process, addresses) if addresses else {}
         known = [thread for thread in found if all(code in checks for code, _ in thread.frames)]
@@ -134,7 +135,7 @@ class Adoption:
 
 
 def _since(thread: OffCpuThread, generation: int, before: Adopted) -> OffCpuThread:
-    """Returns ``thread`` as seen at an earlier visit if it has not switched since: it was off the CPU since then."""
+    """Returns ``thread``; if it has not switched since an earlier visit, with the time at which that visit saw it."""
     seen = before.left.get(thread.tid)
     if seen is None or seen[:2] != (generation, thread.switches):
         return thread
