@@ -175,7 +175,7 @@ class _Assignment:
         return next((self.known.get(ProcessKey(pid, start)) for pid, start, _ in facts.ancestors[:1]), None)
 
     def _started(self, key: ProcessKey, parent: Facts) -> bool:
-        """Returns whether multiprocessing started a trainer; a trainer's title, which hides the arguments, implies it."""
+        """Returns whether multiprocessing started a trainer; a title, which hides the arguments, implies it."""
         facts = self.known[key]
         return _forked(facts, parent) or _spawned(facts) or self.titles[key] == "trainer"
 

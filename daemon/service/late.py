@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class Late(Generic[_T]):
-    """``make`` imports and makes the part. Safe for many threads."""
+    """A part of the service. ``make`` imports and makes it. Safe for many threads."""
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make

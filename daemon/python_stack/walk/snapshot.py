@@ -113,7 +113,7 @@ def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) ->
             if number == len(ways):
                 ways.append([])
             if number and number % 2 == 0:
-                # These extra reads delay each pass differently: otherwise all would meet a loop of that length at the same places.
+                # These reads delay each pass differently: otherwise all passes would meet a loop at the same places.
                 wanted += chain[:1] * (number // 2) ** 2
             ways[number] += range(len(wanted), len(wanted) + len(chain))
             wanted += chain if number % 2 else reversed(chain)
