@@ -1,3 +1,3 @@
-"""What a training job may import from probing. It needs no daemon and has no dependency."""
+"""What a training job may import from probing. It needs no daemon and has no dependencies."""
 
 __all__: tuple[str, ...] = ()
