@@ -1,4 +1,4 @@
-"""``bugreport``: an archive with what the search for a fault of probingd needs, without names."""
+"""``bugreport``: writes an archive for the developers of probingd, without names, to find a fault in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl bugreport", "probingctl bugreport --all-nodes --names names.json -o report.tar.gz")
-# The part of a node takes up to a megabyte of memory.
+# The part of one node takes up to a megabyte of memory.
 MAX_NODES = 64
 _PRIVATE = 0o600
 _FIELDS = (Field("FILE", "name"), Field("SIZE", "bytes", size, right=True), Field("WHAT", "what", flex=True))
@@ -75,13 +75,13 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _gathered(cluster: Cluster, wanted: Wanted) -> list[Gathered]:
-    """Returns the answer of each node; only of the target, where it does not tell the other nodes."""
+    """Returns the answers of each node; only those of the target, if it does not say which other nodes there are."""
     from probing.client.bugreport.gather import add_local, gather, silent
 
     try:
         addresses = cluster.addresses()
     except ProbingError as e:
-        # A report matters most when the daemon does not answer.
+        # A report is needed most when the daemon does not answer.
         warn(f"{e.message}; the report has the target alone")
         addresses = (cluster.target,)
     if len(addresses) > MAX_NODES:

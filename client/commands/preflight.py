@@ -1,4 +1,4 @@
-"""``preflight``: whether the nodes are fit for a job, before it starts."""
+"""``preflight``: checks whether the nodes are fit for a job before it starts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _flat(result: Result) -> Row:
 
 
 def _report(case: Case, found: list[Result]) -> Row:
-    """As docs/json.md describes."""
+    """Returns the report that docs/json.md describes."""
     names = ("from", "to", "round_trip_ns", "why")
     return {
         "ok": not failed(found),

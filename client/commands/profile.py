@@ -1,4 +1,4 @@
-"""``profile``: where Python spends its time, from stored samples or sampled now."""
+"""``profile``: shows where Python spends its time, from stored samples or from samples taken now."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXAMPLES = (
 )
 _MOST_LIVE_S = 3600
 _HZ = 99
-# Share of the training threads' time off the CPU above which a profile of the rest hides the cause.
+# If more than this share of the training threads' time is off the CPU, a profile of the rest would hide the cause.
 _MOSTLY = 0.5
 
 
@@ -68,9 +68,10 @@ class Options:
     gil: Annotated[bool, typer.Option("--gil", help="Only while the thread holds the GIL.")] = False
 
     def request(self, output: Path | None = None, *, named: bool = False) -> Request:
-        """Returns the request of the options. The suffix of ``output`` may name the format; ``named``: -f does.
+        """Returns the request that the options describe. ``named``: -f names the format; else the suffix of ``output``
+        may name it.
 
-        Raises UsageError for a value that cannot be read, and where options contradict each other.
+        Raises UsageError for a value that cannot be read and for options that contradict each other.
         """
         kind = self.kind or profile_format_of(output)
         if self.kind is None and not named:

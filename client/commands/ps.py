@@ -1,4 +1,4 @@
-"""``ps``: the training processes, those that live or those that have ended."""
+"""``ps``: shows the training processes that live, or those that have ended."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _asked(cluster: Cluster, where: str) -> tuple[Answer, Verdicts]:
-    """Returns the processes and the open findings of their jobs, by one request."""
+    """Returns the processes and the open findings of their jobs, both from one request."""
     from probing.client.cluster import processes_sql
 
     statements = {"processes": processes_sql(where), "findings": OPEN.format(of_job=where or "true")}
