@@ -110,9 +110,10 @@ class GlobalOptions:
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="The token itself; the process list shows it.")] = (
         None
     )
-    tls: Annotated[bool, typer.Option("--tls", help="TLS to HOST:PORT, by the authorities of the system.")] = False
+    tls: Annotated[bool, typer.Option("--tls", help="Use TLS to HOST:PORT, with the system's authorities.")] = False
     tls_ca: Annotated[
-        str | None, typer.Option(envvar="PROBING_TLS_CA", metavar="FILE", help="TLS, by the authorities in this file.")
+        str | None,
+        typer.Option(envvar="PROBING_TLS_CA", metavar="FILE", help="Use TLS, with the authorities in this file."),
     ] = None
     tls_cert: Annotated[
         str | None, typer.Option(envvar="PROBING_TLS_CERT", metavar="FILE", help="Certificate to show to nodes.")
@@ -121,14 +122,14 @@ class GlobalOptions:
     output_format: Annotated[
         str | None,
         typer.Option(
-            "-f", "--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; else by the file's name, or table."
+            "-f", "--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; default: by the file's name, else table."
         ),
     ] = None
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write instead of stdout.")
     ] = None
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File for the nodes that answered or failed, as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write which nodes answered or failed to this JSON file.")
     ] = None
     tz: Annotated[
         str | None,

@@ -35,5 +35,5 @@ def require_no_deletion(key: str, value: str | None, replies: Sequence[pb.Config
         begins = when(utc(min(e.begins_ns for e in effects)))
         raise UsageError(
             f"{change} would delete {what} of {where}",
-            hint=f"confirm it with --yes: they go from {begins} on, unless the limit is set back before",
+            hint=f"confirm it with --yes: rows are deleted from {begins} on, unless the limit is reset before",
         )

@@ -40,11 +40,9 @@ _FIELDS = (Field("FILE", "name"), Field("SIZE", "bytes", size, right=True), Fiel
 @dataclass(frozen=True, slots=True)
 class Options:
     log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The daemon's log, where it is not in the journal.")
+        Path | None, typer.Option(metavar="FILE", help="The daemon's log file, if it does not log to the journal.")
     ] = None
-    python: Annotated[
-        str, typer.Option(metavar="PATH", help="An interpreter on the nodes, run there for its versions.")
-    ] = ""
+    python: Annotated[str, typer.Option(metavar="PATH", help="Report the versions of this Python on the nodes.")] = ""
     names: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write which name each token stands for. Do not send it.")
     ] = None

@@ -42,14 +42,14 @@ _ADDRESSES = ("probing.server.port", "probing.server.address", "server.port", "s
 class Options:
     """The arguments and options. ``what`` is KEY or KEY=VALUE."""
 
-    what: Annotated[str | None, typer.Argument(metavar="[KEY[=VALUE]]", help="All settings if left out.")] = None
-    job: Annotated[
-        str, typer.Option(metavar="JOB", help="For this job alone: its name, the end of it, a run or a pid.")
-    ] = ""
-    pid: Annotated[str | None, typer.Option(metavar="PID", help="Set it for this process alone.")] = None
+    what: Annotated[str | None, typer.Argument(metavar="[KEY[=VALUE]]", help="The setting; default: all settings.")] = (
+        None
+    )
+    job: Annotated[str, typer.Option(metavar="JOB", help="Only for this job: its name, its end, a run or a pid.")] = ""
+    pid: Annotated[str | None, typer.Option(metavar="PID", help="Set it only for this process.")] = None
     for_: For = None
     persist: Annotated[bool, typer.Option("--persist", help="Keep it when the daemon restarts.")] = False
-    reset: Annotated[bool, typer.Option("--reset", help="Take a change back.")] = False
+    reset: Annotated[bool, typer.Option("--reset", help="Undo a change.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Confirm a limit that deletes rows.")] = False
 
     def change(self) -> Change:

@@ -48,9 +48,11 @@ class Options:
     watch: Annotated[bool, typer.Option("--watch", help="Ask again every 2 s, until Ctrl-C.")] = False
     history: Annotated[bool, typer.Option("--history", help="Show earlier findings, also of jobs that ended.")] = False
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --history: how far back, or an instant; 7d if left out.")
+        str | None, typer.Option(metavar="TIME", help="With --history: how far back, or an instant; default: 7d.")
     ] = None
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --history: where to end, likewise.")] = None
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --history: the end, given as for --since.")
+    ] = None
     full: Annotated[bool, typer.Option("--full", help="With --history: the whole page of each finding.")] = False
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the facts to this file as well.")] = None
     facts: Annotated[

@@ -40,10 +40,10 @@ _FIELDS = (
 @dataclass(frozen=True, slots=True)
 class Options:
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How far back to begin, or an instant; all there is if left out.")
+        str | None, typer.Option(metavar="TIME", help="The begin: how far back, or an instant; default: all rows.")
     ] = None
     until: Until = None
-    tables: Annotated[str | None, typer.Option(metavar="A,B,C", help="All stored tables if left out.")] = None
+    tables: Annotated[str | None, typer.Option(metavar="A,B,C", help="The tables; default: all stored tables.")] = None
     job: Job = None
 
 

@@ -61,7 +61,7 @@ class Options:
     job: Job = None
     rank: Rank = None
     kind: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only lines of a pattern that contains this text.")
+        str | None, typer.Option(metavar="TEXT", help="Only lines that match a pattern whose text contains this.")
     ] = None
     since: Since = "1h"
     until: Until = None

@@ -49,7 +49,10 @@ _KINDS = {"rss_bytes": "host memory", "device_bytes": "GPU memory"}
 class Options:
     job: Job = None
     limit: Annotated[
-        int | None, typer.Option("-l", "--limit", min=1, metavar="N", help="Only the N with the most memory of a job.")
+        int | None,
+        typer.Option(
+            "-l", "--limit", min=1, metavar="N", help="Only the N processes of each job with the most memory."
+        ),
     ] = None
     wide: Wide = False
 

@@ -64,9 +64,11 @@ class Options:
     job: Job = None
     ended: Annotated[bool, typer.Option("--ended", help="Processes that have ended, the newest first.")] = False
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --ended: how far back, or an instant; 1d if left out.")
+        str | None, typer.Option(metavar="TIME", help="With --ended: how far back, or an instant; default: 1d.")
     ] = None
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --ended: where to end, likewise.")] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --ended: the end, given as for --since.")] = (
+        None
+    )
     wide: Wide = False
 
 

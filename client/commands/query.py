@@ -40,7 +40,7 @@ _EXAMPLE = 'for example: probingctl query "SELECT * FROM comm.ops LIMIT 5"'
 class Options:
     """The arguments and options. ``sql`` None: it is read from stdin; if stdin is a terminal, the shell runs."""
 
-    sql: Annotated[str | None, typer.Argument(help="One SELECT; - reads it from stdin. A shell if left out.")] = None
+    sql: Annotated[str | None, typer.Argument(help="One SELECT; - reads it from stdin; default: a shell.")] = None
     param: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Value of $NAME in the SQL; also NAME:TYPE=VALUE.")
     ] = None

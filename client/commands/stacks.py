@@ -32,9 +32,7 @@ class Options:
     native: Annotated[bool, typer.Option("--native", help="With the frames of C and C++ code.")] = False
     show_locals: Annotated[bool, typer.Option("--locals", help="With the local variables of each frame.")] = False
     merge: Annotated[bool, typer.Option("--merge", help="Equal stacks of a job's ranks as one tree.")] = False
-    threads: Annotated[
-        str | None, typer.Option(metavar="main|all", help="With --merge: main (also if left out) or all.")
-    ] = None
+    threads: Annotated[str | None, typer.Option(metavar="main|all", help="With --merge: main (default) or all.")] = None
 
 
 def run(settings: Settings, options: Options) -> None:

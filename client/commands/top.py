@@ -63,7 +63,7 @@ _SHOWN_ENDED = Interval(Bound(600.0))
 class Options:
     job: Job = None
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False
-    interval: Annotated[str | None, typer.Option(metavar="TIME", help="Time between frames, 1s if left out.")] = None
+    interval: Annotated[str | None, typer.Option(metavar="TIME", help="Time between frames; default: 1s.")] = None
     window: Annotated[str, typer.Option(metavar="TIME", help="Time over which rates and lags are taken.")] = "10s"
 
 

@@ -48,7 +48,7 @@ class Options:
     ] = None
     job: Job = None
     watch: Annotated[bool, typer.Option("--watch", help="Store the values whenever they change.")] = False
-    unwatch: Annotated[bool, typer.Option("--unwatch", help="Store them no longer.")] = False
+    unwatch: Annotated[bool, typer.Option("--unwatch", help="Stop storing the values.")] = False
     interval: Annotated[str | None, typer.Option(metavar="TIME", help="With --watch: time between two readings.")] = (
         None
     )

@@ -228,7 +228,7 @@ def _rules(skill: Skill, values: Mapping[str, str]) -> list[_Condition]:
     try:
         return [condition_of(templated(rule.when, values)) for rule in skill.rules]
     except ValueError as e:
-        raise FormatError(f"a rule of the skill {skill.id} is not understood: {e}", hint="mend its `when`") from None
+        raise FormatError(f"a rule of the skill {skill.id} is not understood: {e}", hint="correct its `when`") from None
 
 
 def _require_tables(skill: Skill) -> None:

@@ -139,7 +139,9 @@ def _date(day: int) -> str:
     try:
         return f"{(_EPOCH + timedelta(days=day)):%Y-%m-%d}"
     except OverflowError:
-        raise UsageError(f"a row is of day {day} since 1970", hint="name --since and --until") from None
+        raise UsageError(
+            f"a row has an impossible date: day {day} since 1970", hint="name --since and --until"
+        ) from None
 
 
 def _table_names(text: str | None) -> tuple[str, ...]:
