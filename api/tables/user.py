@@ -1,4 +1,6 @@
-"""Tables of the probes that users write: known at run time only, always ``user.NAME``, made of a few column types."""
+"""Tables of the probes that users write. They are known only at run time, are named ``user.NAME``, and have few types
+of columns.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,14 @@ COLUMN_TYPES: dict[str, Type] = {
 _COMMON = (
     *IDENTITY,
     Column("tid", I32, "Thread that hit the probe."),
-    Column("rank", I32, "Rank in the job, for a trainer."),
+    Column("rank", I32, "Rank in the job; only for a trainer."),
 )
 
 
 def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> Table:
     """Returns the table ``user.NAME``: the common columns, then ``columns`` (name, a key of COLUMN_TYPES, doc).
 
-    Raises FormatError for a name, a type or a size that no such table can have.
+    Raises FormatError for an invalid name, type or size.
     """
     own = list(columns)
     if not USER_NAME.fullmatch(name):
@@ -63,14 +65,14 @@ def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> 
 
 
 def user_table_to(table: Table) -> dict[str, Any]:
-    """Returns a table of ``user_table`` as JSON."""
+    """Returns as JSON a table that ``user_table`` made."""
     kinds = {kind: name for name, kind in COLUMN_TYPES.items()}
     columns = [[c.name, kinds[c.type], c.doc] for c in table.columns[len(_COMMON) :]]
     return {"name": table.name.partition(".")[2], "doc": table.doc, "columns": columns}
 
 
 def user_table_from(value: Any) -> Table:
-    """Returns the table that ``user_table_to`` wrote. Raises FormatError for any other value."""
+    """Returns a table from the JSON of ``user_table_to``. Raises FormatError for any other value."""
     try:
         if not isinstance(value, Mapping):
             raise TypeError("no object")
