@@ -11,7 +11,9 @@ __all__ = ("allow_numpy", "hide_numpy")
 
 
 def hide_numpy() -> None:
-    """Makes importing numpy fail, unless it is imported. A pyarrow that is imported meanwhile does without for good."""
+    """Makes imports of numpy fail until ``allow_numpy`` is called. A pyarrow that is imported meanwhile never uses
+    numpy.
+    """
     sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,6 @@
-"""Finds nodes for ``--nodes``: all addresses of a DNS name, or the nodes of the Slurm job that this runs in."""
+"""Finds the nodes for ``--nodes``: all addresses of a DNS name, or the nodes of the Slurm job in which this command
+runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from probing.api.errors import UsageError
 
 __all__ = ("DEFAULT_PORT", "discovered", "hostnames")
 
-# The port in the examples of docs/config.md.
+# The port that the examples of docs/config.md use.
 DEFAULT_PORT = 7077
 MAX_NODES = 65_536
 _SCONTROL_S = 10.0
@@ -35,7 +37,7 @@ def discovered(text: str) -> tuple[str, ...] | None:
 
 
 def hostnames(text: str) -> tuple[str, ...]:
-    """Returns the names in a hostlist of Slurm, as ``a[1-3,7],b05``. Raises UsageError."""
+    """Returns the names in a hostlist of Slurm, such as ``a[1-3,7],b05``. Raises UsageError if it cannot be read."""
     found: dict[str, None] = {}
     for part in _parts(text):
         for name in _expanded(text, part):
@@ -46,7 +48,7 @@ def hostnames(text: str) -> tuple[str, ...]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yields the parts of ``text`` between commas outside of brackets."""
+    """Yields the parts of ``text`` that are separated by commas outside of brackets."""
     depth, begun = 0, 0
     for i, char in enumerate(f"{text},"):
         depth += (char == "[") - (char == "]")
@@ -73,7 +75,7 @@ def _expanded(text: str, part: str) -> Iterator[str]:
 
 
 def _numbers(text: str, ranges: str) -> list[str]:
-    """Returns the numbers of ``1-3,07`` as texts, with their leading zeros."""
+    """Returns the numbers of a text such as ``1-3,07`` as texts that keep their leading zeros."""
     found: list[str] = []
     for one in ranges.split(","):
         match = _RANGE.fullmatch(one.strip())
@@ -100,7 +102,7 @@ def _slurm() -> tuple[str, ...]:
 
 
 def _scontrol(text: str) -> tuple[str, ...]:
-    """Returns the host names of ``text`` by ``scontrol``; none where it does not answer."""
+    """Returns the host names that ``scontrol`` lists for ``text``; empty if it does not answer."""
     program = shutil.which("scontrol")
     if program is None or text.startswith("-"):
         return ()

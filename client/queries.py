@@ -1,4 +1,4 @@
-"""Queries of one node, or of many nodes as if they were one."""
+"""Queries one node, or many nodes as if they were one."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _VIEWS = "SELECT name, sql, doc, problem FROM probing.views"
 
 
 class Queries(Nodes):
-    """SQL over the tables of the nodes."""
+    """Answers SQL over the tables of the nodes."""
 
     def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
-        """Returns the rows of one SELECT: of the target, or over the union of all nodes' tables.
+        """Returns the rows of one SELECT, over the tables of the target or over the union of all nodes' tables.
 
-        ``params`` are the values of ``$name`` in it, of the types that federation.parameters.bind lists.
+        ``params`` are the values of each ``$name`` in ``sql``, with the types that federation.parameters.bind lists.
         """
         return self.answer(sql, params).table
 
     def stream(self, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
-        """As ``query``, but returns an iterator of record batches: close it, or use it in ``with``.
+        """Does the same as ``query``, but returns an iterator of record batches; close it, or use it in ``with``.
 
         Under ``strict`` the first batch comes when all nodes have answered with all of their rows.
 
@@ -86,7 +86,7 @@ class Queries(Nodes):
 
         try:
             schema = Work(stream.schema())
-            # Imported while the node works on the query: the import takes no extra time.
+            # pyarrow is imported while the node works on the query, so the import takes no extra time.
             import pyarrow  # noqa: F401
 
             return Rows(schema.result(), rows(), warnings, stream.close)
@@ -108,7 +108,8 @@ class Queries(Nodes):
         return [answered.value[0].table for answered in gathered.answered]
 
     def query_all(self, statements: Mapping[str, str], *, each: Container[str] = ()) -> dict[str, pa.Table]:
-        """Returns the rows of each of ``statements`` (SQL by name), by one request to each node over one snapshot.
+        """Returns the rows of each of ``statements`` (SQL by name). Each node gets one request and answers it from one
+        snapshot.
 
         Many nodes answer over the union of their tables, as in ``query``; the statements named in ``each`` are answered
         by each node alone, as in ``query_each``, and their rows are concatenated. No statement may name ``global.``
@@ -117,7 +118,7 @@ class Queries(Nodes):
         return {name: answer.table for name, answer in self.answer_all(statements, each=each).items()}
 
     def answer_all(self, statements: Mapping[str, str], *, each: Container[str] = ()) -> dict[str, Answer]:
-        """As ``query_all``, with the outcome of each node."""
+        """Does the same as ``query_all``, and also returns the outcome of each node."""
         if self.many:
             return self._merged_all(statements, each)
         replies = self._node(self.target, statements)
@@ -147,7 +148,7 @@ class Queries(Nodes):
     def _gather(
         self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
     ) -> Gathered[tuple[Reply, ...]]:
-        # Imported before the event loop needs it, which must not wait for an import.
+        # pyarrow is imported before the event loop needs it, because the loop must not wait for an import.
         import pyarrow  # noqa: F401
 
         from probing.client.wire.many import Question
@@ -170,19 +171,19 @@ class Queries(Nodes):
         return gathered
 
     def _node(self, address: str, statements: Mapping[str, str]) -> list[Reply]:
-        """Asks one node."""
+        """Returns the replies of one node."""
         replies = Work(
             self.node(address).replies(
                 statements, self.timeout, Room(self.max_bytes), watch=self.watching(address), strict=self.strict
             )
         )
-        # Imported while the node works on the query: the import takes no extra time.
+        # pyarrow is imported while the node works on the query, so the import takes no extra time.
         import pyarrow  # noqa: F401
 
         return replies.result()
 
     def answer(self, sql: str, params: Mapping[str, Any] | None = None) -> Answer:
-        """As ``query``, with the outcome of each node."""
+        """Does the same as ``query``, and also returns the outcome of each node."""
         text = _bound(sql, params)
         if asked := self.asked(text):
             return self._merged(self.plan(text), asked)
@@ -207,7 +208,8 @@ class Queries(Nodes):
         )[""]
 
     def plan(self, sql: str, now_ns: int | None = None) -> Plan:
-        """Returns how a query of many nodes is split; ``now_ns`` (UTC ns) replaces the present time in it.
+        """Returns the plan by which a query of many nodes is split; ``now_ns`` (UTC ns) is the present time in the
+        query.
 
         Raises QueryRejected, NotFound, QueryError.
         """
@@ -228,7 +230,7 @@ class Queries(Nodes):
             catalog.close()
 
     def _views(self) -> dict[str, View]:
-        """Returns the target's views of users; all nodes are asked by their definitions."""
+        """Returns the views that users wrote at the target; all nodes are asked with these definitions."""
         from probing.federation.sql.views import views_from
 
         (reply,) = self._node(self.target, {"": _VIEWS})

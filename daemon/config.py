@@ -50,29 +50,31 @@ __all__ = (
 )
 
 DEFAULT_FILE = Path("/etc/probingd/probingd.toml")
-# The service's socket, in the runtime directory.
+# Path of the service's socket within the runtime directory.
 PUBLIC = "public/probingd.sock"
-# The directory of the collector's socket there, which the service may pass.
+# Directory of the collector's socket within the runtime directory; the service may enter it.
 CONTROL = "control"
-# sun_path holds 108 bytes with its end; the longest name beside PATH is PATH.d/public/probingd.sock.
+# sun_path holds 108 bytes with its final NUL; the longest name beside PATH is PATH.d/public/probingd.sock.
 MAX_SOCKET_PATH = 107 - len(f".d/{PUBLIC}")
 MAX_FILE_BYTES = 1 << 20
 MAX_LABELS = 16
-# The least days that rows are kept, and the least bytes of a table: a limit below would only delete.
+# The least days that rows are kept, and the least bytes of a table: with a lower limit the store would delete rows at
+# once.
 LEAST_DAYS, LEAST_TABLE_BYTES = 0.05, 1 << 20
-# Sections of what is collected: the scope probe may change their settings. What is kept, and who is told, needs admin.
+# Sections that say what is collected: the scope probe may change them. Changing what is kept, or who is notified, needs
+# admin.
 _COLLECTED = frozenset(("cuda", "gpu", "host", "job_rows", "logs", "nccl", "net", "sampling", "variables"))
-# Entries of a list that has no bound of its own.
+# The most entries of a list that has no bound of its own.
 MAX_ENTRIES = 1 << 16
-# As many as a process is read for at once (values.names.MAX_NAMES).
+# The most variables read from a process at once (values.names.MAX_NAMES).
 MAX_WATCHED = 64
 
 
 class Option(NamedTuple):
-    """What the annotation of a field says of an option, and its default.
+    """An option: what the annotation of its field says, and its default.
 
-    ``least`` and ``most``: its bounds, those of a list are of its length. ``hidden``: its value may hold a secret, and
-    is not shown to readers.
+    ``least`` and ``most``: its bounds; for a list, of its length. ``hidden``: its value may contain a secret, and is
+    not shown to clients with the scope read.
     """
 
     doc: str
@@ -83,7 +85,7 @@ class Option(NamedTuple):
 
 
 class UsersConfig(NamedTuple):
-    """The users of the processes: names, or numbers, which need no existing user."""
+    """The users of the processes, each a name, or a number, which needs no existing user."""
 
     collector: Annotated[str, Option("user of the collector and the readers")] = "probing"
     service: Annotated[str, Option("user of the gRPC service")] = "probing-service"
@@ -280,7 +282,7 @@ class DiagnoseConfig(NamedTuple):
 
 
 class Config(NamedTuple):
-    """All options. ``Config.load`` and ``Config.from_args`` check every value and raise ConfigError."""
+    """All options. ``Config.load`` and ``Config.from_args`` check each value and raise ConfigError."""
 
     node_name: Annotated[str, Option("name of this node in every row; empty: the host name")] = ""
     instance: Annotated[str, Option("keeps the pins of several daemons on one machine apart")] = "default"
@@ -328,7 +330,7 @@ class Config(NamedTuple):
 
     @property
     def control_socket(self) -> str:
-        """The socket on which the collector answers the service."""
+        """The path of the socket on which the collector answers the service."""
         return f"{self.runtime_dir}/{CONTROL}/collector.sock"
 
     @property
@@ -337,7 +339,9 @@ class Config(NamedTuple):
 
     @classmethod
     def load(cls, file: Path | None = None, overrides: Mapping[str, object] | None = None) -> Config:
-        """Loads ``file``, or DEFAULT_FILE if it exists (None), with ``overrides`` by dotted key."""
+        """Returns the configuration in ``file`` (None: in DEFAULT_FILE, if it exists), with ``overrides`` by dotted
+        key.
+        """
         values = dict(_flat(_read(file)))
         values.update(overrides or {})
         return _build(values)
@@ -346,7 +350,8 @@ class Config(NamedTuple):
     def from_args(cls, args: Sequence[str], *, default_file: bool = False) -> Config:
         """Returns the configuration of a command line: ``--config FILE`` and ``--KEY VALUE`` or ``--KEY=VALUE``.
 
-        Without ``--config`` no file is read unless ``default_file``, so that a child has its parent's values only.
+        Without ``--config`` no file is read unless ``default_file`` is set: a child process has only its parent's
+        values.
         """
         file: Path | None = None
         texts: dict[str, str] = {}
@@ -361,7 +366,7 @@ class Config(NamedTuple):
         return cls.load(file, overrides)
 
     def to_args(self) -> list[str]:
-        """Returns a command line from which ``from_args`` builds this configuration again."""
+        """Returns a command line from which ``from_args`` makes this configuration again."""
         args = []
         for key, option in options():
             value = _get(self, key)
@@ -371,12 +376,12 @@ class Config(NamedTuple):
 
 
 def options() -> Iterator[tuple[str, Option]]:
-    """Yields (dotted key, option)."""
+    """Yields (dotted key, option) of all options."""
     yield from _OPTIONS.items()
 
 
 def _options_of(section: type[Any], prefix: str = "") -> Iterator[tuple[str, Option]]:
-    """Yields the options of a class by their keys: its own, and those of the sections in it."""
+    """Yields (dotted key, option) of a class and of the sections in it."""
     for name, kind in get_type_hints(section, include_extras=True).items():
         if hasattr(kind, "_fields"):
             yield from _options_of(kind, f"{name}.")
@@ -389,14 +394,14 @@ _OPTIONS = dict(_options_of(Config))
 
 
 def checked_text(key: str, text: str) -> Any:
-    """Parses a value of option ``key`` as on the command line. Raises ConfigError."""
+    """Returns the value of option ``key`` that ``text`` stands for on the command line. Raises ConfigError."""
     if key not in _OPTIONS:
         raise _unknown(key)
     return _checked(key, _parse(key, text))
 
 
 def is_collected(key: str) -> bool:
-    """Returns whether option ``key`` only says what is collected: it deletes nothing that is stored."""
+    """Returns whether option ``key`` only says what is collected, so that a change deletes no stored row."""
     return key.partition(".")[0] in _COLLECTED
 
 

@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 class UserTables(Mapping[str, Table]):
     """All tables by name, built-in ones first. Users' tables are added while it is in use, from any thread.
 
-    A table outlives its probe, as its rows do. It only grows: a column that the probe dropped stays, NULL in
-    new rows, and a column never changes its type, so that old and new segments are one table.
+    A table outlives its probe, as its rows do. It only grows: a dropped column stays, and is NULL in new rows; a column
+    never changes its type. So old and new segments form one table.
     """
 
     def __init__(self, file: Path) -> None:
-        """``file`` is read, and written when a table changes. A damaged one is ignored with a warning."""
+        """``file`` is read now, and written when a table changes. A damaged file is ignored with a warning."""
         self._file = file
         self._lock = threading.Lock()
         self._user: dict[str, Table] = self._read()
@@ -64,13 +64,13 @@ class UserTables(Mapping[str, Table]):
         return self._file.parent
 
     def described(self) -> list[UserTable]:
-        """Returns the users' tables, as JSON for ``user_table_from``."""
+        """Returns the users' tables as JSON for ``user_table_from``."""
         return [user_table_to(table) for table in list(self._user.values())]
 
     def define(self, wanted: Table) -> Table:
         """Returns the table of a user's probe, with the columns that it had before too, and writes it to disk.
 
-        Raises ConfigError where a column had another type, StoreError where it cannot be written.
+        Raises ConfigError if a column had another type, StoreError if the file cannot be written.
         """
         with self._lock:
             older = self._user.get(wanted.name)
@@ -141,16 +141,16 @@ class UserTables(Mapping[str, Table]):
 
 
 def _merged(older: Table, wanted: Table) -> Table:
-    """Returns ``wanted`` with the columns appended that only ``older`` has."""
+    """Returns ``wanted`` with the columns of ``older`` that it lacks appended."""
     old, new = user_table_to(older), user_table_to(wanted)
     kinds = {name: kind for name, kind, _ in old["columns"]}
     for name, kind, _ in new["columns"]:
         if kinds.get(name, kind) != kind:
             what = f"{wanted.name}.{name} was {kinds[name]} and would now be {kind}"
-            raise ConfigError(what, hint="give the column another name: rows that are stored keep theirs")
+            raise ConfigError(what, hint="give the column another name: stored rows keep its old type")
     names = {name for name, _, _ in new["columns"]}
     columns = [*new["columns"], *(column for column in old["columns"] if column[0] not in names)]
     if len(columns) > MAX_COLUMNS:
         hint = "give the probe another name, and so a table of its own"
-        raise ConfigError(f"{wanted.name} would have {len(columns)} columns, with those of before", hint=hint)
+        raise ConfigError(f"{wanted.name} would have {len(columns)} columns, with its earlier columns", hint=hint)
     return user_table(new["name"], wanted.doc, columns)

@@ -1,9 +1,9 @@
 """Reads and writes facts as JSON: in a file, and between nodes.
 
 A file is JSON lines: a header ``{"format", "version", "facts"}``, then one object for each run. Fields with their
-default are left out, and unknown ones are ignored, so that fields may be added within a version. Numbers that are not
-finite occur in values of series only, as the texts "nan", "inf" and "-inf". Input is hostile: it is bounded, and all of
-it is checked against the type hints of ``facts``.
+default value are left out, and unknown fields are ignored, so that fields may be added within a version. Numbers that
+are not finite occur only in values of series, as the texts "nan", "inf" and "-inf". Input is hostile: it is limited,
+and all of it is checked against the type hints of ``facts``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RANK_BYTES = 64 << 10
 """The most bytes of a rank."""
 MAX_BYTES = 256 << 20
 """The most bytes of a file, and of the facts of one run."""
-# The most bytes beside the ranks: members of communicators, history of steps.
+# The most bytes of facts other than ranks: members of communicators, history of steps.
 _SHARED_BYTES = 16 << 20
 _MAX_STALL_S = 1e6
 _FORMAT = "probing-facts"
@@ -48,7 +48,7 @@ def size_of(rank: Rank) -> int:
 
 
 def from_json(data: bytes) -> Facts:
-    """Returns the facts that ``to_json`` wrote. Raises FormatError for anything else."""
+    """Returns the facts that ``to_json`` wrote as ``data``. Raises FormatError for anything else."""
     found = _object(data)
     _check_version(found)
     ranks = found.get("ranks")
@@ -65,12 +65,14 @@ def from_json(data: bytes) -> Facts:
 
 
 def decoded(kind: type[_T], data: bytes) -> _T:
-    """Returns ``data`` as the dataclass ``kind``, written by ``encoded``. Raises FormatError for anything else."""
+    """Returns the dataclass ``kind`` that ``encoded`` wrote as ``data``. Raises FormatError for anything else."""
     return _typed(kind, _object(data))
 
 
 def encoded(value: Any) -> bytes:
-    """Returns a dataclass of dataclasses, tuples and plain values as JSON, without what is as its default."""
+    """Returns a dataclass of dataclasses, tuples and plain values as JSON. Fields with their default value are left
+    out.
+    """
     return _bytes(_plain(value))
 
 
@@ -84,7 +86,7 @@ def save(path: Path, facts: Sequence[Facts]) -> None:
 
 
 def load(path: Path) -> list[Facts]:
-    """Returns the facts of a file. Raises FormatError if ``save`` did not write it, UsageError if it cannot be read."""
+    """Returns the facts in a file. Raises FormatError if ``save`` did not write it, UsageError if it cannot be read."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -95,7 +97,7 @@ def load(path: Path) -> list[Facts]:
     header, *lines = data.split(b"\n")
     found = _object(header)
     if found.get("format") != _FORMAT:
-        raise FormatError(f"{path} is no file of facts", hint="give a file of `probingctl diagnose --save FILE`")
+        raise FormatError(f"{path} is not a file of facts", hint="give a file of `probingctl diagnose --save FILE`")
     _check_version(found)
     if not lines or lines.pop() or len(lines) != found.get("facts"):
         raise _damaged(f"{len(lines)} entries, where its header has {found.get('facts')!r:.20}")
@@ -166,7 +168,7 @@ def _check_version(found: dict[str, Any]) -> None:
 def _check_size(data: bytes, ranks: list[Any]) -> None:
     if len(ranks) > MAX_RANKS:
         raise _damaged(f"more than {MAX_RANKS} ranks")
-    # A rank is measured by encoding it again, which small facts do not need.
+    # To measure a rank it is encoded again, which is not needed for small facts.
     if len(data) > RANK_BYTES:
         if any(len(_bytes(rank)) > RANK_BYTES for rank in ranks):
             raise _damaged(f"a rank of more than {RANK_BYTES} bytes")
@@ -175,7 +177,7 @@ def _check_size(data: bytes, ranks: list[Any]) -> None:
 
 
 def _bytes(value: Any) -> bytes:
-    # Bytes of a target that are not UTF-8 have become surrogates.
+    # Bytes of a target that are not UTF-8 became surrogates.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 

@@ -44,14 +44,14 @@ COLUMN_TYPES: dict[str, Type] = {
 _COMMON = (
     *IDENTITY,
     Column("tid", I32, "Thread that hit the probe."),
-    Column("rank", I32, "Rank in the job, for a trainer."),
+    Column("rank", I32, "Rank in the job; only for a trainer."),
 )
 
 
 def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> Table:
     """Returns the table ``user.NAME``: the common columns, then ``columns`` (name, a key of COLUMN_TYPES, doc).
 
-    Raises FormatError for a name, a type or a size that no such table can have.
+    Raises FormatError for an invalid name, type or size.
     """
     own = list(columns)
     if not USER_NAME.fullmatch(name):
@@ -133,7 +133,7 @@ def user_table_to(table: Table) -> UserTable:
 
 
 def user_table_from(value: Any) -> Table:
-    """Returns the table that ``user_table_to`` wrote. Raises FormatError for any other value."""
+    """Returns a table from the JSON of ``user_table_to``. Raises FormatError for any other value."""
     try:
         if not isinstance(value, Mapping):
             raise TypeError("no object")

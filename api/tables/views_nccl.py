@@ -1,4 +1,6 @@
-"""Views ``nccl.*`` with the columns that Probing's NCCL profiler plugin writes; here filled from probes on libnccl."""
+"""Views ``nccl.*`` with the columns that Probing's NCCL profiler plugin writes; here the values come from probes on
+libnccl.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ COLL_PERF = view(
         Column(
             "enqueue_time_ns",
             I64,
-            "From the call to the launch, ns; NULL when the launch was not seen.",
+            "Time from the call to the launch, ns; NULL if the launch was not seen.",
             "epoch_ns(o.t_launch) - epoch_ns(o.ts)",
         ),
         *chosen(comm.OPS, "o", "timing_source", algobw_gbps="algbw_gbps"),
@@ -69,8 +71,8 @@ INFLIGHT_OPS = view(
         Column("kind", TEXT, "coll or p2p.", f"CASE WHEN {_P2P} THEN 'p2p' ELSE 'coll' END"),
         *unknown(I32, _PLUGIN, "channel_id"),
         *chosen(comm.INFLIGHT, "o", "peer"),
-        Column("is_send", I32, "1 for send, 0 for recv; NULL else.", f"CASE WHEN {_P2P} THEN o.op = 'send' END"),
-        Column("start_ns", I64, "When it was called, ns since 1970.", "epoch_ns(o.ts)"),
+        Column("is_send", I32, "1 for send, 0 for recv; else NULL.", f"CASE WHEN {_P2P} THEN o.op = 'send' END"),
+        Column("start_ns", I64, "When the operation was called, ns since 1970.", "epoch_ns(o.ts)"),
         *chosen(comm.INFLIGHT, "o", "age_ns"),
     ),
     "comm.inflight AS o WHERE o.backend = 'nccl'",
@@ -115,10 +117,10 @@ PROFILER_COUNTERS = view(
         Column("ts", TIME, "When the row was made, UTC.", "s.ts"),
         *unknown(I32, "one source sees all ranks of the node", "rank"),
         *unknown(I64, "the plugin's events; comm.ops counts the operations", *_EVENTS),
-        Column("rows_written", I64, "Rows of operations since the daemon started.", "s.rows"),
+        Column("rows_written", I64, "Number of rows of operations since the daemon started.", "s.rows"),
         *unknown(I64, "there are no such pools", "pool_exhausted", "write_errors", "filtered", *_POOLS),
         *unknown(I64, "there is no such ring", "ring_chunks_recycled"),
-        Column("ring_rows_overwritten", I64, "Rows that were lost since the daemon started.", "s.lost"),
+        Column("ring_rows_overwritten", I64, "Number of rows that were lost since the daemon started.", "s.lost"),
     ),
     "probing.sources AS s WHERE s.source = 'collectives'",
 )

@@ -1,4 +1,6 @@
-"""Views ``python.*`` with the columns that Probing's hooks write from inside a job; here filled from outside."""
+"""Views ``python.*`` with the columns that Probing's hooks write inside a job; here the values are read from
+outside.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ COMM_COLLECTIVE = view(
         *unknown(TEXT, _NOT_READ, "tensor_shape"),
         *chosen(comm.OPS, "o", "bytes", tensor_dtype="dtype"),
         _MS,
-        Column("async_op", I32, "1 when the caller asked not to wait, else 0; NULL when not known.", "o.async_op::INT"),
+        Column(
+            "async_op",
+            I32,
+            "1 if the caller asked for an asynchronous operation, else 0; NULL if unknown.",
+            "o.async_op::INT",
+        ),
         *chosen(comm.OPS, "o", "comm", "backend", "seq", "timing_source", "state"),
     ),
     f"comm.ops AS o {step_of('o')} {process_of('o')} WHERE o.op NOT IN ('send', 'recv')",
@@ -68,7 +75,7 @@ NCCL_TRACE = view(
     f"comm.ops AS o {step_of('o')}",
 )
 
-# Allocations and frees change a sum over the rows of a process, which say how much each stack holds.
+# Each row says how much memory a stack holds; their sum for a process changes with allocations and frees.
 _HELD = (
     "(SELECT node, pid, start_ns, ts, held, max(held) OVER (PARTITION BY node, pid, start_ns ORDER BY ts) AS peak"
     " FROM (SELECT node, pid, start_ns, ts, sum(change) OVER (PARTITION BY node, pid, start_ns ORDER BY ts) AS held"
@@ -103,15 +110,20 @@ TORCH_TRACE = view(
         *MICRO,
         *_STEPS_THEMSELVES,
         *chosen(train.STEPS, "s", "step"),
-        Column("seq", I64, "Number of the row in its step: 0, as there is one.", "0"),
+        Column("seq", I64, "Number of the row within its step: always 0, because there is one row.", "0"),
         *unknown(TEXT, "the modules of a model are known to the job alone", "module"),
         Column("stage", TEXT, "Always post step.", "'post step'"),
         _mb("allocated", f"coalesce(m.held, {_USED})", f"What {_HELD_BY_CUDA}."),
         _mb("max_allocated", "m.peak", "The most that allocated was since the process is watched, MB."),
         _mb("cached", f"coalesce(m.held, {_USED})", "The same as allocated: a cache counts as in use."),
         _mb("max_cached", "m.peak", "The same as max_allocated."),
-        Column("time_offset", F64, "From the begin of the step to the row, s: as duration.", "s.duration_ns / 1e9"),
-        Column("duration", F64, "From the begin to the end of the step, s.", "s.duration_ns / 1e9"),
+        Column(
+            "time_offset",
+            F64,
+            "Time from the begin of the step to the row, s; the same as duration.",
+            "s.duration_ns / 1e9",
+        ),
+        Column("duration", F64, "Time from the begin to the end of the step, s.", "s.duration_ns / 1e9"),
         _mb("allocated_delta", "m.held - coalesce(b.held, 0)", "What allocated has grown by in the step, MB."),
         _mb("max_allocated_delta", "m.peak - coalesce(b.peak, 0)", "What max_allocated has grown by in the step, MB."),
         *chosen(train.STEPS, "s", "rank"),
@@ -120,7 +132,7 @@ TORCH_TRACE = view(
         Column(
             "allocated_source",
             TEXT,
-            "Where allocated comes from: cuda.memory or gpu.processes; NULL where it is not known.",
+            "Where the value of allocated is from: cuda.memory or gpu.processes; NULL if unknown.",
             f"CASE WHEN m.held IS NOT NULL THEN 'cuda.memory' WHEN ({_USED}) IS NOT NULL THEN 'gpu.processes' END",
         ),
     ),
@@ -140,9 +152,11 @@ TORCH_STEP_TIMING = view(
         *chosen(train.STEPS, "s", "rank"),
         _WORLD_SIZE,
         ROLE,
-        Column("step_duration_sec", F64, "From the begin to the end of the step, s.", "s.duration_ns / 1e9"),
-        Column("is_shadow", I32, "1 for a step without Probing's hooks: always 1, no hook runs inside a job.", "1"),
-        Column("sampled", I32, "1 for a step that hooks have sampled: always 0.", "0"),
+        Column("step_duration_sec", F64, "Time from the begin to the end of the step, s.", "s.duration_ns / 1e9"),
+        Column(
+            "is_shadow", I32, "1 for a step without Probing's hooks: always 1, because no hook runs inside a job.", "1"
+        ),
+        Column("sampled", I32, "1 for a step that was sampled by hooks: always 0.", "0"),
         *unknown(I32, _NO_HOOK, "shadow_normal", "shadow_baseline"),
         *unknown(F64, _NO_HOOK, "sample_rate"),
         *unknown(TEXT, _NO_HOOK, "sample_mode"),
@@ -163,7 +177,7 @@ TORCH_NCCL_PG_STATUS = view(
     "How far each process group had come, from the records of each dump of PyTorch's NCCL flight recorder.",
     (
         *chosen(python.FLIGHT_RECORD, "f", *_GROUP),
-        Column("ts", TIME, "When the last of its records was read, UTC.", "max(f.ts)"),
+        Column("ts", TIME, "When the last record of the dump was read, UTC.", "max(f.ts)"),
         *unknown(TEXT, "the dump says nothing of the others", "ranks"),
         _last("last_enqueued_collective", "", "Largest sequence number of a collective that was enqueued."),
         _last("last_started_collective", " AND f.state IN ('started', 'completed')", "The same of those that started."),

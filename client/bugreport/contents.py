@@ -1,5 +1,5 @@
-"""Makes the files of a report and its archive: all text in them comes from the redactor, and the archive names neither
-its maker nor its machine.
+"""Makes the files of a bug report and its archive. All texts in the files come from the redactor, and the archive names
+neither its maker nor the machine.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ lines of trainers are not asked for.
 """
 
 
-# Kinds whose values name nothing as a whole.
+# Kinds of values that as a whole are not names.
 _TEXTUAL = frozenset({Kind.NUMBER, Kind.VERSION, Kind.TEXT, Kind.TEXTS})
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the report. ``problem``: why its content is missing, which it says instead; or empty."""
+    """A file of the report. ``problem``: why the content is missing, which the file says instead; empty if it
+    is there.
+    """
 
     name: str
     about: str
@@ -59,7 +61,7 @@ class File:
 
 
 def contents(gathered: Sequence[Gathered], redactor: Redactor, now: str) -> list[File]:
-    """Returns all files. ``now``: the time of the report."""
+    """Returns all files of the report. ``now``: the time of the report."""
     _meet(gathered, redactor)
     files = [file for one in gathered for file in _of_node(one, redactor)]
     summary = {
@@ -78,11 +80,11 @@ def contents(gathered: Sequence[Gathered], redactor: Redactor, now: str) -> list
 
 
 def _meet(gathered: Sequence[Gathered], redactor: Redactor) -> None:
-    """Gives tokens to all names before any text is written, those of nodes first."""
+    """Gives tokens to all names, beginning with those of nodes, before any text is written."""
     for one in gathered:
         redactor.token(Kind.HOST, one.node or one.address)
     redactor.token(Kind.HOST, socket.gethostname())
-    # "root" may stand anywhere in a text.
+    # The user name "root" may stand anywhere in a text, so it is not replaced.
     if os.getuid():
         with suppress(KeyError, OSError):
             redactor.token(Kind.USER, pwd.getpwuid(os.getuid()).pw_name)
@@ -203,8 +205,8 @@ def _json(value: Any) -> bytes:
 
 
 def write_archive(sink: IO[bytes], files: Sequence[File], now: int) -> None:
-    """Writes ``files`` to ``sink``; ``now`` is their time, in s since 1970."""
-    # With a name, gzip would write it into the header.
+    """Writes ``files`` as an archive to ``sink``; ``now`` is the time of the files, in s since 1970."""
+    # If gzip knew a file name, it would write the name into the header.
     with (
         gzip.GzipFile("", "wb", fileobj=sink, mtime=now) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,

@@ -1,4 +1,4 @@
-"""``health``: what is wrong with the hardware and the system of each node, with remedies."""
+"""``health``: shows what is wrong with the hardware and the system of each node, and what to do."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _lines(node: NodeFacts, findings: Sequence[Finding], missing: Sequence[str])
 
 
 def _seen(node: NodeFacts) -> str:
-    """Returns what was looked at: "8 GPUs, 4 ports, 3 disks, 12 file systems"."""
+    """Returns what the health check has looked at: "8 GPUs, 4 ports, 3 disks, 12 file systems"."""
     parts = node.hardware
     counts = ((parts.gpus, "GPU"), (parts.ports, "port"), (parts.disks, "disk"), (parts.file_systems, "file system"))
     return ", ".join(plural(len(own), name) for own, name in counts if own) or "no reading was stored yet"

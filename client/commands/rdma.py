@@ -1,4 +1,4 @@
-"""``rdma``: ports of RDMA devices, their traffic and their errors, by the rows that the daemon stores."""
+"""``rdma``: shows ports of RDMA devices, their traffic and their errors, from the rows that the daemon stores."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NEWEST = (
 )
 _RATES = ("sent_gbps", "received_gbps", "snd_pkts_rate", "rcv_pkts_rate")
 _RISES = tuple(f"{name}_new" for name in (*COUNTERS, *HW_COUNTERS))
-# Congestion and retries are no errors of the port itself.
+# Congestion and retries are not errors of the port itself, so they are not among these.
 _ERRORS = (
     "port_rcv_errors",
     "port_rcv_remote_physical_errors",
@@ -129,7 +129,9 @@ def _read(cluster: Cluster, sql: str) -> list[Row]:
 
 
 def _shown(row: Row) -> Row:
-    """``before``: errors before the interval, since the driver was loaded; ``cnp``: congestion notifications."""
+    """Returns the row as it is shown. ``before``: errors before the interval, since the driver was loaded; ``cnp``:
+    congestion notifications.
+    """
     new = {name: row[f"{name}_new"] or 0 for name in _ERRORS}
     before = {name: (row[name] or 0) - new[name] for name in _ERRORS}
     sent, received = row["np_cnp_sent_new"], row["rp_cnp_handled_new"]

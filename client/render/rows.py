@@ -32,7 +32,8 @@ __all__ = (
 Record = Mapping[str, Any]
 """As Row, for readers: a dict of the types in messages.py as well."""
 
-# Longest column of times that is formatted here: for short ones importing pyarrow's compute functions takes longer.
+# Up to this length a column of times is formatted here, because importing pyarrow's compute functions would take
+# longer.
 _FEW = 1000
 
 
@@ -64,7 +65,9 @@ def names_of(names: Sequence[str]) -> list[str]:
 
 
 def storable_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns ``schema`` for Parquet: unique names, and text for types that Parquet lacks (intervals, unions, NULL)."""
+    """Returns ``schema`` in a form that Parquet can store: unique names, and text in place of types that Parquet lacks
+    (intervals, unions, NULL).
+    """
     import pyarrow as pa
 
     kinds = [pa.string() if _lacking(kind) else kind for kind in schema.types]
@@ -92,7 +95,7 @@ def _column(column: pa.ChunkedArray[Any]) -> list[Any]:
 
     kind = column.type
     if pa.types.is_timestamp(kind):
-        # A time with a zone is stored as UTC: the zone only says how to show it.
+        # A time with a zone is stored as UTC; the zone says only how the time is shown.
         return _times(column if kind.tz is None else column.cast(pa.timestamp(kind.unit)))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return column.to_pylist()
@@ -102,7 +105,7 @@ def _column(column: pa.ChunkedArray[Any]) -> list[Any]:
     try:
         return [plain(value) for value in column.to_pylist()]
     except (OverflowError, ValueError):
-        # Python's calendar ends with the year 9999.
+        # Python's calendar ends with the year 9999, so such values are converted one by one.
         return [_scalar(value) for chunk in column.chunks for value in chunk]
 
 
@@ -114,7 +117,9 @@ def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
 
 
 def _times(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """Returns times as ISO 8601, None beyond the calendar; by way of Arrow's text, as datetime has no nanoseconds."""
+    """Returns times as ISO 8601; None for times beyond the calendar. Arrow formats them, because datetime has no
+    nanoseconds.
+    """
     import pyarrow as pa
 
     if column.type.unit == "ns" and len(column) <= _FEW:

@@ -1,4 +1,4 @@
-"""``probingd import``: stored rows from elsewhere into this state directory."""
+"""``probingd import`` copies stored rows from elsewhere into this state directory."""
 
 from __future__ import annotations
 

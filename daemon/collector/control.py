@@ -1,5 +1,6 @@
-"""Serves the collector's control socket, by which alone the service reaches the collector: a method for each request,
-which returns a header and a payload.
+"""Serves the collector's control socket, the only way from the service to the collector.
+
+Each request has a method, which returns the header and the payload of the answer.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ControlServer:
         self._users = users | {0, os.getuid()}
         self._socket: socket.socket | None = None
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        # The thread of a connection calls it when the connection ends, for example to release the client's snapshots.
+        # Called in the thread of a connection when the connection ends, for example to release the client's snapshots.
         self.on_disconnect: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -105,7 +106,7 @@ class ControlServer:
         try:
             handler = self._handlers.get(op)
             if handler is None:
-                raise UsageError(f"the collector knows no request {op!r}")
+                raise UsageError(f"the collector has no request {op!r}")
             header, payload = handler(request.header)
         except ProbingError as e:
             channel.send_error(e)
@@ -191,13 +192,13 @@ class Requests:
         return {}, b""
 
     def _damaged(self, paths: tuple[str, ...]) -> _Answer:
-        # The client is not trusted: the store checks the files itself, and only its own.
+        # The client is not trusted: the store checks only its own files, whatever paths the client names.
         reported = dict.fromkeys(paths[:MAX_DAMAGED])
         bad = [path for path in reported if self._store.quarantine(path, "a query could not read it")]
         return {}, json.dumps({"set_aside": bad}).encode()
 
     def _held(self) -> set[int]:
-        """Returns the snapshots of this thread's connection."""
+        """Returns the ids of the snapshots that this thread's connection holds."""
         if not hasattr(self._snapshots, "held"):
             self._snapshots.held = set()
         held: set[int] = self._snapshots.held
@@ -247,7 +248,7 @@ class Requests:
     ) -> _Answer:
         process = (0, 0)
         if pid or (job and (reset or value is not None)):
-            # The process or job must exist: a wrong name must not look as if it had worked.
+            # The process or job must exist: a change for a wrong name must not seem to work.
             who = self._answers.chosen([pid] if pid else [], job)[0]
             process = (who.pid, who.start_ns) if pid else process
         if reset:

@@ -1,4 +1,4 @@
-"""Rows that the daemon records about itself: its store, cost and versions, findings of the service; and its status."""
+"""Rows that the daemon records about itself: its store, cost, versions and the service's findings. Also its status."""
 
 from __future__ import annotations
 
@@ -63,9 +63,11 @@ class FindingRows:
         self._clock = clock
 
     def put(self, rows: Any) -> int:
-        """Store ``rows``, dicts by column. Returns their number. Raises UsageError for anything but such rows."""
+        """Stores ``rows``, dicts by column. Returns their number. Raises UsageError if they are not rows of
+        ``diagnosis.findings``.
+        """
         if not isinstance(rows, list) or len(rows) > _MAX_ROWS:
-            raise UsageError(f"findings takes a list of at most {_MAX_ROWS} rows")
+            raise UsageError(f"give a list of at most {_MAX_ROWS} rows")
         own = {"node": self._node, "ts": self._clock.pair().real_ns}
         self._sink.put(_TABLE, batch_of(_TABLE, [checked_row(_TABLE, row, _OWN) | own for row in rows]))
         return len(rows)
@@ -105,7 +107,7 @@ def _package(name: str) -> str | None:
 
 
 def _distribution() -> str | None:
-    """The name of the system that the daemon sees, by os-release(5): in a container, the system of the image."""
+    """Returns the name of the system that the daemon sees, by os-release(5): in a container, of the image."""
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "")[:_MAX_TEXT] or None
     except OSError:
@@ -113,9 +115,9 @@ def _distribution() -> str | None:
 
 
 INTERVAL_NS = 10_000_000_000
-# Time of a hit at a cheap probe point, ns (docs/benchmarks.md); probing.cost multiplies hits by it.
+# The estimated time of a hit at a cheap probe point, ns (docs/benchmarks.md), by which probing.cost multiplies hits.
 HIT_NS = 1000
-# Time of a sample of some 30 frames, with its clock tick, ns (docs/benchmarks.md).
+# The estimated time of a sample of some 30 frames, with its clock tick, ns (docs/benchmarks.md).
 SAMPLE_NS = 10_000
 _NAMES = {
     "probing.daemon.collector": "collector",
@@ -133,7 +135,7 @@ class _Usage(NamedTuple):
 
 
 class CostMeter:
-    """Puts rows of probing.cost every ten seconds; ``tick`` is called more often than that."""
+    """Puts rows of probing.cost every ten seconds; ``tick`` is called more often."""
 
     def __init__(
         self, node: str, clock: Clock, sink: Sink, hits: Callable[[], int], samples: Callable[[], int]
@@ -168,7 +170,9 @@ class CostMeter:
 
 
 def _own_processes() -> dict[int, _Usage]:
-    """Returns the use of this process and its siblings under the supervisor; of this process alone without one."""
+    """Returns the usage of this process and of its siblings under the supervisor; without a supervisor only of this
+    process.
+    """
     pids = {os.getpid()}
     parent = os.getppid()
     # psutil finds children by a look at all processes of the node: 11 us for each.
@@ -185,7 +189,7 @@ def _own_processes() -> dict[int, _Usage]:
     return found
 
 
-# The time without a look at the rings after which the drain counts as hanging, s: it looks ten times a second.
+# The drain counts as hanging after this time without a look at the rings, s: it looks ten times a second.
 STILL_S = 3.0
 _MAX_REASON = 300
 
@@ -267,7 +271,7 @@ class Status:
 
 
 def summary_of(status: Mapping[str, Any]) -> str:
-    """Returns ``status``, of ``Status.to_dict``, as a line for `systemctl status`."""
+    """Returns a line for `systemctl status`. ``status``: from ``Status.to_dict``."""
     if status["state"] == "running":
         count = status["processes"]
         return f"collecting from {count} process{'' if count == 1 else 'es'}"

@@ -27,7 +27,7 @@ from probing.daemon.store.maintenance.grace import Deletion
 
 __all__ = ("SETTINGS", "Changes")
 
-# The settings that can be changed; True: also for a single job or process.
+# The settings that can be changed. True: also for a single job or process.
 SETTINGS = {
     "sampling.hz": True,
     "sampling.off_cpu": True,
@@ -51,7 +51,7 @@ _Scope = tuple[str, str, int, int]
 
 
 class _Change(msgspec.Struct, frozen=True):
-    """``until_ns``: when the change expires, UTC ns; 0: never."""
+    """A changed setting. ``until_ns``: when the change expires, UTC ns; 0: never."""
 
     key: str
     text: str
@@ -67,10 +67,10 @@ class _Change(msgspec.Struct, frozen=True):
 
 
 class Changes:
-    """Safe for any thread. ``listeners`` are called, without arguments, after every change.
+    """The changed settings. Safe for any thread. ``listeners`` are called, without arguments, after every change.
 
-    ``path``: the file of changes that outlive the daemon; ``now_ns`` returns UTC ns. ``deletes`` returns the rows of
-    the store that values would delete; ``waiting`` returns by key the rows that present values will delete.
+    ``path``: the file of changes that outlive the daemon. ``now_ns`` returns UTC ns. ``deletes`` returns the rows of
+    the store that given values would delete; ``waiting`` returns, by key, the rows that present values will delete.
     """
 
     def __init__(self, config: Config, path: Path, now_ns: Callable[[], int]) -> None:
@@ -84,7 +84,7 @@ class Changes:
         self._changes: dict[_Scope, _Change] = {c.scope: c for c in self._read()}
 
     def value(self, key: str, who: Identity | None = None) -> Any:
-        """Returns the value of a setting for a process; without ``who`` for all processes."""
+        """Returns the value of a setting for the process ``who``; None: for all processes."""
         scopes: list[_Scope] = [(key, "", 0, 0)]
         if who is not None:
             scopes = [(key, "", who.pid, who.start_ns), (key, who.job, 0, 0), *scopes]
@@ -124,7 +124,7 @@ class Changes:
         self._notify()
 
     def reset(self, key: str, *, job: str = "", process: tuple[int, int] = (0, 0), confirmed: bool = False) -> None:
-        """Removes a change, if there is one. Raises UsageError as ``change`` does, and StoreError."""
+        """Removes a change, if there is one. Raises StoreError, and UsageError in the same cases as ``change``."""
         self._check(key, bool(job or process[0]))
         self._require(key, text_of(self._config, key), confirmed=confirmed)
         with self._lock:
@@ -132,7 +132,8 @@ class Changes:
         self._notify()
 
     def effect(self, key: str, text: str | None) -> Deletion:
-        """Returns the rows that setting ``key`` to ``text`` would delete; None: to the value of the configuration.
+        """Returns the rows that would be deleted if ``key`` were set to ``text``, or reset to the configuration's value
+        (None).
 
         Raises UsageError or ConfigError for a wrong value, StoreError.
         """
@@ -144,12 +145,12 @@ class Changes:
         return self.deletes(lambda name: value if name == key else self.value(name))
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """Drop the changes for a process that ended."""
+        """Drops the changes for a process that ended."""
         with self._lock:
             self._changes = {s: c for s, c in self._changes.items() if s[2:] != (pid, start_ns)}
 
     def tick(self) -> None:
-        """Remove changes that have expired. Called now and then."""
+        """Removes changes that have expired."""
         now = self._now_ns()
         with self._lock:
             over = [c for c in self._changes.values() if _over(c, now)]
@@ -160,7 +161,9 @@ class Changes:
             self._notify()
 
     def to_list(self, key: str = "") -> list[dict[str, object]]:
-        """Returns fields of probing.v1.Setting: the value for all processes, and each change. Raises UsageError."""
+        """Returns fields of probing.v1.Setting for ``key``: the value for all processes, and each change. Raises
+        UsageError.
+        """
         if key:
             self._check(key, particular=False)
         docs = {name: option.doc for name, option in options()}
@@ -179,7 +182,7 @@ class Changes:
         return found
 
     def described(self, deletion: Deletion) -> dict[str, int]:
-        """Returns fields of probing.v1.Deletion."""
+        """Returns ``deletion`` as fields of probing.v1.Deletion."""
         begins_ns = self._now_ns() + int(deletion.left_s * 1e9)
         return {
             "segments": deletion.segments,
@@ -192,7 +195,7 @@ class Changes:
         try:
             return self.waiting()
         except StoreError as e:
-            _log.warning("what the limits will delete is not known: %s", e.message)
+            _log.warning("cannot compute which rows the limits will delete: %s", e.message)
             return {}
 
     def _require(self, key: str, text: str, *, confirmed: bool) -> None:
@@ -244,8 +247,8 @@ class Changes:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, ProbingError) as e:
-            # A damaged file does not keep the daemon from starting; its changes have to be made again.
-            _log.warning("%s is left out, it makes no sense: %s", self._path, e)
+            # A damaged file does not keep the daemon from starting; its changes are lost and have to be made again.
+            _log.warning("the changed settings in %s are ignored, since the file cannot be read: %s", self._path, e)
             return []
         return found[:MAX_CHANGES]
 
@@ -265,7 +268,7 @@ def _shown(change: _Change) -> dict[str, object]:
 
 
 def _unknown(key: str, known: Collection[str]) -> UsageError:
-    """Returns an error that says why ``key`` cannot be changed. ``known``: the keys of the configuration file."""
+    """Returns an error that says why ``key`` cannot be changed. ``known``: all keys of the configuration file."""
     if key in known:
         hint = "set it in the configuration file and restart; `probingctl config` lists what can be changed at run time"
         return UsageError(f"{key} cannot be changed while the daemon runs", hint=hint)

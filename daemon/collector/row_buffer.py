@@ -1,4 +1,4 @@
-"""The rows that sources put between two drains."""
+"""Holds the rows that sources put between two drains."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from probing.daemon.source import Loss
 
 __all__ = ("RowBuffer",)
 
-# Rows that wait, at most, while the log cannot be written; further rows are dropped and counted.
+# The most rows that wait while the log cannot be written; further rows are dropped and counted.
 MAX_WAITING_ROWS = 200_000
-# Distinct losses that wait, at most; of further losses only the counts are kept.
+# The most distinct losses that wait; of further losses only the counts are kept.
 MAX_WAITING_LOSSES = 4096
 
 
 class RowBuffer:
-    """The ``Sink`` of all sources. The drain loop takes its rows with each record of the log.
+    """The ``Sink`` of all sources. The drain loop removes its rows for each record of the log.
 
-    ``observers``, by table, read the batches of other sources; ``loss_listeners`` learn of each loss.
+    ``observers``, by table, receive the batches of other sources; ``loss_listeners`` receive each loss.
     """
 
     def __init__(self, node: str, clock: Clock, tables: Mapping[str, Table] = TABLES) -> None:
@@ -49,7 +49,7 @@ class RowBuffer:
 
     @property
     def waiting(self) -> int:
-        """Rows that the next drain writes."""
+        """Returns the number of rows that the next drain writes."""
         return self._waiting
 
     def put(self, table: str, batch: pa.RecordBatch, read: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -71,7 +71,7 @@ class RowBuffer:
             self.observe(table, batch, self._clock.pair())
 
     def observe(self, table: str, batch: pa.RecordBatch, pair: ClockPair) -> None:
-        """Show a batch that was made with ``pair`` to the observers of its table."""
+        """Shows a batch, made with ``pair``, to the observers of its table."""
         for observer in self.observers.get(table, ()):
             observer(batch, pair)
 

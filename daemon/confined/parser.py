@@ -1,8 +1,8 @@
 """The parser: the process without rights that parses files of targets.
 
-It gets files as descriptors. Before it reads the first one it limits its memory and CPU time, drops new privileges, and
-by Landlock all files but the interpreter's. One request at a time, each bounded in CPU time; it can be killed at any
-time.
+It gets files as descriptors. Before it reads the first, it limits its memory and CPU time, gives up new privileges, and
+by Landlock gives up all files except the interpreter's. It handles one request at a time, each limited in CPU time, and
+can be killed at any time.
 
 * ``ping``: header ``pid`` of the parser.
 * ``symbols`` (``patterns``, and one descriptor): payload, JSON, ``found``: ``elf.symbols.FileSymbols``, with the
@@ -39,7 +39,7 @@ from probing.daemon.ipc import Message
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# For its whole life: the kernel ends it then, and the pool starts another.
+# For the life of the process, s: the kernel ends it then, and the pool starts another.
 CPU_SECONDS = 600
 # For one request, s, and for what is asked of a library, which takes 0.2 s at most. The signal repeats, since code that
 # catches all may go on.
@@ -90,7 +90,7 @@ def _bounded(seconds: float) -> Iterator[None]:
 def _too_long(_: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code is _answer.__code__:
-            raise UnsupportedTarget("the file takes more processor time than a parser has for it")
+            raise UnsupportedTarget("the file takes more CPU time than a parser may use for it")
         frame = frame.f_back
 
 
@@ -105,7 +105,7 @@ def _symbols_answer(request: Message) -> bytes:
     return json.dumps({"found": [symbols, elf.first_vaddr, elf.relocated]}).encode()
 
 
-# Imported with the first such request: each pool of parsers gets a few kinds.
+# A module is imported at the first request for it: each pool of parsers gets only a few kinds of requests.
 _MODULES = {
     "flight_dump": "nccl_uprobes.flight_recorder.dump",
     "interface_addresses": "net.interfaces.addresses",
@@ -121,7 +121,7 @@ def _handler(op: str) -> Callable[[Message], bytes]:
     if op == "symbols":
         return _symbols_answer
     if op not in _MODULES:
-        raise UsageError(f"a parser knows no request {op!r}")
+        raise UsageError(f"a parser has no request {op!r}")
     handlers: dict[str, Callable[[Message], bytes]] = import_module(f"probing.daemon.{_MODULES[op]}").handlers()
     return handlers[op]
 

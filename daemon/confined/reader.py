@@ -1,7 +1,8 @@
-"""The reader: the process that reads targets, and nothing else. One request at a time; it can be killed at any time.
+"""The reader: the process that reads targets, and does nothing else. It handles one request at a time, and can be
+killed at any time.
 
-A read of a target can block for ever (memory behind userfaultfd, a file on a dead server), so callers have a deadline
-and close the connection, which ends the process (``serving``).
+A read of a target can block for ever (memory behind userfaultfd, a file on a dead server). So callers have a deadline;
+then they close the connection, which ends the process (``serving``).
 
 Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any process of this pid. Answers by op:
 
@@ -87,7 +88,7 @@ def _answer(request: Header) -> Message:
         return whole(request)
     handler = _OF_A_TARGET.get(str(op))
     if handler is None:
-        raise UsageError(f"a reader knows no request {op!r}")
+        raise UsageError(f"a reader has no request {op!r}")
     pid, start_ns = request.get("pid"), request.get("start_ns", 0)
     if not isinstance(pid, int) or not isinstance(start_ns, int) or pid <= 0:
         raise UsageError(f"request {op} names no process")
@@ -95,7 +96,7 @@ def _answer(request: Header) -> Message:
         try:
             answer = handler(target, request)
         except ProbingError:
-            # The end of the process explains any other error.
+            # If the process has ended, that explains any other error.
             target.check()
             raise
         try:
@@ -164,7 +165,7 @@ def _file(request: Header) -> Message:
 
 
 def _named(request: Header) -> Target:
-    # Not as pid and start_ns: a hanging file system must not quarantine the process.
+    # The request does not name them pid and start_ns, so that a hanging file system does not quarantine the process.
     pid, start_ns = request["process"]
     return Target(int(pid) or os.getpid(), int(start_ns))
 

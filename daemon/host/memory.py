@@ -23,7 +23,7 @@ _ROLES = ("trainer", "data_loader")
 
 
 class ProcessMemorySource(Source):
-    """Asks a reader for all processes at once, so that a tick costs 0.1 ms a process."""
+    """Reads the memory of processes. It asks a reader for all at once, so a tick costs 0.1 ms for each process."""
 
     name = "memory"
     table = MEMORY.name

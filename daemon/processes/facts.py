@@ -1,4 +1,4 @@
-"""Facts about a process from a reader, checked and frozen. Identities are computed from them alone."""
+"""Facts about a process from a reader, checked and frozen. Identities are computed only from them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ __all__ = ("Facts",)
 
 _FRAMEWORKS = frozenset({"torch", "nccl", "jax"})
 _PYTHON = re.compile(r"python[0-9.]*[a-z-]*$")
-# Threads that come with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, ProcessGroupNCCL; gloo).
+# Names of threads that come with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, ProcessGroupNCCL;
+# gloo).
 _GROUP_THREADS = ("pt_gloo", "pt_nccl", "pt_ucc", "pt_mpi", "gloo_")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``ancestors`` are (pid, start_ns, name of the program), the parent first. Texts are clean already.
+    """The facts about a process. ``ancestors``: (pid, start_ns, name of the program), the parent first. Texts are clean
+    already.
 
     ``environ``: the variables that the process has now or had at exec; ``current``: the names of the variables that it
     has now. ``uid``: the real uid. ``owner``: see ``owners.owner_of``. ``coordinator``: "HOST:PORT" where the ranks of
-    the job meet, if the process's Python modules say so.
+    the job meet, if the process's Python modules have it.
     """
 
     pid: int
@@ -67,10 +69,10 @@ class Facts:
         return any(name.startswith(_GROUP_THREADS) for name in self.threads)
 
     def after(self, before: Facts) -> Facts:
-        """Returns these facts with the facts that only an earlier reading of the same program has.
+        """Returns these facts, completed by facts that only an earlier reading of the same program has.
 
-        A variable of exec stays known when the title of the process is written over it, or when it was removed. The
-        ancestors stay the same when one of them ended and its child went to the first process.
+        A variable of exec stays when the title of the process was written over it, or when it was removed. The
+        ancestors stay when one of them ended and its child got the first process as parent.
         """
         now = {name: self.environ[name] for name in self.current}
         return replace(
@@ -89,4 +91,4 @@ class Facts:
             environ = {**header["environ"], **current}
             return typed(cls, {**header, "environ": environ, "current": list(current)})
         except (KeyError, TypeError, ValueError) as e:
-            raise InternalError("a reader answered no identity") from e
+            raise InternalError("a reader's answer contains no identity") from e

@@ -40,8 +40,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
-    """Returns an O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError; ELOOP if ``links`` is
-    false and ``path`` has a symbolic link."""
+    """Returns an O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError: ELOOP for a symbolic
+    link in ``path``, unless ``links``."""
     resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | (0 if links else _RESOLVE_NO_SYMLINKS)
     how = struct.pack("QQQ", O_PATH | os.O_CLOEXEC, 0, resolve)
     fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(path), ctypes.c_char_p(how), ctypes.c_size_t(len(how)))
@@ -51,7 +51,7 @@ def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
     return fd
 
 
-# include/uapi/linux/magic.h and struct statfs, whose first word it is in.
+# The number of FUSE in include/uapi/linux/magic.h, which is the first word of struct statfs.
 _FUSE_MAGIC = 0x65735546
 _TMPFS_MAGIC = 0x01021994
 _STATFS_BYTES = 256
@@ -64,7 +64,7 @@ def _file_system(handle: int) -> int | None:
 
 
 def _refuse_served(handle: int, name: str) -> None:
-    """Raise UnsupportedTarget when the file of the descriptor ``handle`` lies on FUSE, or that cannot be known.
+    """Raises UnsupportedTarget if the file of the descriptor ``handle`` is on FUSE, or if this cannot be found out.
 
     The call itself may wait for the program that serves the file: only a reader may make it.
     """
@@ -76,20 +76,20 @@ def _refuse_served(handle: int, name: str) -> None:
 
 
 MAX_MAPS = 16 << 20
-# Leading bytes that are compared when device and inode cannot be: the ELF header and the build id.
+# How many leading bytes are compared when device and inode cannot be: the ELF header and the build id.
 _HEAD = 4096
 
 
 def open_mapped(target: Target, request: Header) -> tuple[Header, int]:
-    """Open the file of the mapping at ``start``; returns the fields of the answer and a read-only descriptor.
+    """Opens the file of the mapping at ``start``. Returns the fields of the answer and a read-only descriptor.
 
-    With ``served`` False files on FUSE are refused.
-    ``identity`` is ``exact`` when device and inode agree, ``content`` when they cannot be compared (overlayfs) and the
-    first page of memory and file are equal. Raises UnsupportedTarget when the path has another file.
+    With ``served`` False files on FUSE are refused. ``identity`` is ``exact`` when device and inode agree. It is
+    ``content`` when they cannot be compared (overlayfs), but the first page of memory and file are equal. Raises
+    UnsupportedTarget when the path names another file.
     """
     start = request.get("start")
     if not isinstance(start, int):
-        raise UsageError("open takes the start address of a mapping")
+        raise UsageError("open needs the start address of a mapping")
     served = bool(request.get("served", True))
     mappings = parse_maps(target.read("maps", MAX_MAPS))
     mapping = next((m for m in mappings if m.start == start), None)
@@ -223,12 +223,12 @@ _STATUS_BYTES = 64 << 10
 
 
 def find_files(target: Target, request: Header) -> Header:
-    """Returns which of ``paths`` are regular files of the process's user, without opening any.
+    """Returns which of ``paths`` are regular files of the process's user, without opening them.
 
     ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or None. A path is absolute, begins with
     ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory; ``paths``: the
-    resolved paths, None without such a variable. ``uid``: the process's. ``witness``: the pid of a process that sees
-    the same files under the same paths, also after the target ended: 1, or 0 for any reader; else None.
+    resolved paths, None without such a variable. ``uid``: of the process. ``witness``: the pid of a process that sees
+    the same files under the same paths, even after the target ended: 1, or 0 for any reader, or None.
     """
     paths = request.get("paths")
     if not isinstance(paths, list) or len(paths) > MAX_PATHS or not all(isinstance(path, str) for path in paths):
@@ -250,14 +250,14 @@ def find_files(target: Target, request: Header) -> Header:
 
 
 def open_file(target: Target, request: Header) -> tuple[Header, int]:
-    """Open ``path``, absolute or relative to the working directory; returns (entry as of ``find_files``, fd).
+    """Opens ``path``, absolute or relative to the working directory. Returns (entry as in ``find_files``, descriptor).
 
-    ``uid``: the required owner, by default the process's user. Raises UnsupportedTarget when it is no regular file of
-    that user, does not exist, or is larger than 256 MiB.
+    ``uid``: the required owner, by default the process's user. Raises UnsupportedTarget if ``path`` is no regular file
+    of that user, does not exist, or is larger than 256 MiB.
     """
     path, uid = request.get("path"), request.get("uid")
     if not isinstance(path, str) or not path:
-        raise UsageError("file takes a path")
+        raise UsageError("file needs a path")
     if not isinstance(uid, int):
         uid = _owner(target)
     name = clean_text(path, 256)
@@ -280,7 +280,7 @@ def open_file(target: Target, request: Header) -> tuple[Header, int]:
 
 
 def _handle(target: Target, path: str) -> int | None:
-    """Returns an O_PATH descriptor of the file at ``path``; None when the process reaches no file by the path."""
+    """Returns an O_PATH descriptor of the file at ``path``; None when the process cannot reach a file at this path."""
     encoded = os.fsencode(path)
     if not encoded or len(encoded) > MAX_PATH or b"\0" in encoded:
         return None
@@ -314,7 +314,7 @@ def _described(path: str, found: os.stat_result, uid: int) -> Header | None:
 
 
 def _owner(target: Target) -> int:
-    """Returns the file system uid of the process (the fourth number), which its files have."""
+    """Returns the file system uid of the process (the fourth number), which owns the files that it creates."""
     uids = parse_status(target.read("status", _STATUS_BYTES))["Uid"]
     return int(uids[-1])
 
@@ -340,7 +340,7 @@ def _witness(target: Target) -> int | None:
                 if all(_place(other, name) == _place(target, name) for name in ("root", "ns/mnt")):
                     return pid
         except (OSError, ProcessGone, PrivilegeError):
-            continue  # it may not be read
+            continue  # the file may not be read
     return None
 
 

@@ -1,6 +1,6 @@
-"""Requests to parser processes, with a deadline each; the parsers of a collector by what they parse.
+"""Sends requests to parser processes, each with a deadline. A collector has a pool of parsers for each kind of file.
 
-Symbols of a file are parsed once.
+The symbols of a file are parsed once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ParserPool:
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> FileSymbols:
         """Returns the symbols of the ELF file ``fd`` whose names match ``patterns``.
 
-        ``fd`` stays the caller's. Answers, refusals too, are kept by (device, inode, size, mtime). Raises
+        The caller keeps ``fd``. Answers and refusals are cached by (device, inode, size, mtime). Raises
         UnsupportedTarget for a file that makes no sense or asks for too much, TargetTimeout for no answer in time.
         """
         found = os.fstat(fd)
@@ -84,7 +84,7 @@ class ParserPool:
     ) -> Header:
         """Sends a request to a parser (``confined/parser.py`` lists the ops) and returns the JSON object of its answer.
 
-        ``timeout`` in seconds includes the wait for a free parser; ``fds`` stay the caller's. Raises TargetTimeout when
+        ``timeout`` in seconds includes the wait for a free parser; the caller keeps ``fds``. Raises TargetTimeout when
         the parser does not answer in time or ends, UnsupportedTarget or CorruptTarget for a file that cannot be parsed.
         """
         deadline = time.monotonic() + timeout
@@ -92,7 +92,7 @@ class ParserPool:
         try:
             answer = self._ask(header, payload, fds, deadline)
         except ChannelClosed:
-            # A parser can be killed at any time, even while idle. A file that ends two parsers is the reason itself.
+            # A parser can be killed at any time, even while idle. If a file ends two parsers, the file is the reason.
             try:
                 answer = self._ask(header, payload, fds, deadline)
             except ChannelClosed as e:
@@ -103,7 +103,7 @@ class ParserPool:
         try:
             return typed_json(Header, answer.payload)
         except ValueError as e:
-            raise InternalError("a parser answered no object") from e
+            raise InternalError("a parser's answer is not a JSON object") from e
 
     def _ask(self, header: Header, payload: bytes, fds: Sequence[int], deadline: float) -> Message:
         parser = self._pool.acquire(deadline)
@@ -131,10 +131,10 @@ class ParserPool:
 
 
 class ParserPools:
-    """Parsers at ``socket_path``, in three pools: a file that keeps a parser busy delays its own kind only.
+    """The parsers at ``socket_path``, in three pools: a file that keeps a parser busy delays only files of its kind.
 
-    ``libraries`` parse files that get probes, ``stacks`` files of a process that somebody asks for, ``files`` what a
-    job writes and what takes long: dumps, reports and debugging information.
+    ``libraries``: files that get probes. ``stacks``: files of a process whose stack was requested. ``files``: dumps and
+    reports that a job writes, and debugging information, which takes long.
     """
 
     def __init__(self, socket_path: str) -> None:

@@ -1,5 +1,5 @@
-"""Builds rows of process.events, process.processes and process.envs, and processes of this boot from the rows that an
-earlier daemon stored.
+"""Builds rows of process.events, process.processes and process.envs; and restores processes of this boot from rows that
+an earlier daemon stored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def state_name(letter: str) -> str:
 
 
 def event_row(node: str, ts_ns: int, event: str, process: Process, **values: Any) -> Row:
-    """Returns a row of process.events at ``ts_ns`` UTC."""
+    """Returns a row of process.events. ``ts_ns``: UTC."""
     return {**_identity(node, ts_ns, process), "event": event, "role": process.identity.role, **values}
 
 
@@ -153,13 +153,13 @@ RESTORED = ("pid", "start_ns", "event", "detail", "ts")
 
 
 def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str, Any], Process, bool]]:
-    """Yields detail of each process of boot ``boot_id``, the process, and whether it has ended; at most MAX_DEAD.
+    """Yields for each process of boot ``boot_id`` its detail, the process, and whether it has ended; at most MAX_DEAD.
 
     ``rows`` has the columns RESTORED, in their physical types.
     """
     identified, ended = _newest(rows)
     details: dict[ProcessKey, str] = {}
-    # Rows of one process can lie in several segments: the newest of each counts.
+    # Rows of one process can be in several segments: the newest row of each process counts.
     for key, detail in identified:
         if detail:
             details.pop(key, None)
@@ -170,10 +170,11 @@ def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str
 
 
 def _newest(rows: pa.Table) -> tuple[list[tuple[ProcessKey, str | None]], set[ProcessKey]]:
-    """Returns key and detail of the newest identifying rows of process.events, by time, and the processes that ended.
+    """Returns key and detail of the newest rows of process.events with an identity, by time, and the processes that
+    ended.
 
-    There can be very many rows: no Python object is made for most rows. Like ``integers``, does without
-    pyarrow.compute.
+    There can be very many rows, so no Python object is made for most of them. pyarrow.compute is not used, as in
+    ``integers``.
     """
     texts, codes = texts_and_indices(rows.column("event").unify_dictionaries().combine_chunks())
     number = {text: code for code, text in enumerate(texts)}

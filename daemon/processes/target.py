@@ -1,4 +1,4 @@
-"""Reads one process from /proc. Only a reader does this, because any of these reads can block for ever.
+"""Reads one process from /proc. Only a reader does this, because each of these reads can block for ever.
 
 All reads go through a descriptor of ``/proc/PID``, which stays bound to that process: a reused pid cannot return
 another process's data. The process must be the same before and after each request.
@@ -41,7 +41,7 @@ MAX_PIDS = 65_536
 MAX_THREADS = 1_024
 MAX_ANCESTORS = 32
 MAX_TARGETS = 4_096
-# Reads of memory for an environment: some 130 for MAX_VARIABLES.
+# The limit of memory reads for an environment: MAX_VARIABLES take some 130 reads.
 MAX_READS, MAX_READ_BYTES = 1_024, 8 << 20
 _CHUNK = 64 << 10
 _LIBRARY = re.compile(
@@ -104,7 +104,7 @@ class Target:
             os.close(fd)
 
     def open(self, name: str) -> int:
-        """Returns a read-only descriptor of ``/proc/PID/name``. Raises like ``read``."""
+        """Returns a read-only descriptor of ``/proc/PID/name``. Raises the errors of ``read``."""
         with self._errors():
             return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
 
@@ -113,7 +113,7 @@ class Target:
             return os.readlink(name.encode(), dir_fd=self.dir_fd)
 
     def owner(self, uid: int, cgroup: list[str]) -> int:
-        """Returns ``owners.owner_of`` of the process. Raises like ``read``."""
+        """Returns ``owners.owner_of`` of the process. Raises the errors of ``read``."""
         with self._errors():
             return owner_of(lambda name: os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd), uid, cgroup)
 
@@ -155,8 +155,8 @@ class Target:
 def identity(target: Target) -> Header:
     """Returns the facts for ``facts.Facts.from_reader``: clean texts, and only allowed variables of the environment.
 
-    ``environ``: the variables as they were at exec, unless the process has written its title over them; ``variables``:
-    as getenv(3) finds them now, or None.
+    ``environ``: the variables at exec, unless the process has written its title over them; ``variables``: the variables
+    that getenv(3) would return now, or None.
     """
     status = parse_status(target.read("status", _CHUNK))
     arguments, cut = [], MAX_COMMAND
@@ -189,7 +189,9 @@ def identity(target: Target) -> Header:
 
 
 def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[Header | None]:
-    """Returns state, thread names and memory of processes [pid, start_ns]; None for an ended or forbidden process."""
+    """Returns state, thread names and memory of the processes [pid, start_ns]; None for a process that ended or may not
+    be read.
+    """
     found: list[Header | None] = []
     for pid, start_ns in wanted[:MAX_TARGETS]:
         try:
@@ -225,7 +227,7 @@ def list_processes(pids: list[int] | None) -> list[Summary]:
                 if not target.stat.kernel_thread:
                     found.append(_summary(target))
         except TargetError:
-            continue  # it ended between the listing and the read
+            continue  # the process ended between the listing and the read
     return found
 
 
@@ -259,7 +261,7 @@ def _variables(pid: int, maps: bytes, program: bytes) -> dict[str, str] | None:
     except ProcessGone:
         raise
     except ProbingError:
-        return None  # the rest of its identity is still worth knowing
+        return None  # the rest of its identity is still useful
 
 
 def _main_thread_ended(stat: Stat) -> bool:

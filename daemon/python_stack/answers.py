@@ -24,7 +24,8 @@ from probing.daemon.stack_wire import ProcessStacks, ReadFailure, Thread, Variab
 __all__ = ("StackAnswers",)
 
 TIMEOUT_S = 1.0
-# Time for native stacks, s, longer than for Python: the first request of a process reads the tables of its libraries.
+# The time for native stacks, s. It is longer than for Python stacks, since the first request for a process reads the
+# tables of its libraries.
 NATIVE_TIMEOUT_S = 5.0
 NATIVE_PARALLEL = 2
 _Threads = list[Thread]
@@ -47,7 +48,7 @@ class StackAnswers:
     ) -> tuple[list[ProcessStacks], list[ReadFailure]]:
         """Returns the packed stacks of each process by job, run and rank, and the failures for StacksReply.
 
-        ``timeout`` in seconds, for each process. Raises NotFound for an unknown job or pid.
+        ``timeout``: seconds for each process. Raises NotFound for an unknown job or pid.
         """
         by_key = {i.key: i for i in self.chosen(pids, job)}
         if native:
@@ -90,7 +91,8 @@ class StackAnswers:
         return batch_of("python.backtrace", rows)
 
     def chosen(self, pids: Sequence[int], job: str) -> list[Identity]:
-        """Returns the processes ``pids``, without pids all trainers. ``job``: the job that they must be of; empty: any.
+        """Returns the processes ``pids``; if these are empty, all trainers. ``job``: the job to which they must belong;
+        empty: any.
 
         Raises NotFound.
         """
@@ -117,7 +119,9 @@ class StackAnswers:
         return threads, failures
 
     def _add_native(self, threads: _Threads, deadline: float) -> None:
-        """Adds native frames. A process whose native frames cannot be read keeps its Python frames, with the reason."""
+        """Adds native frames. A process whose native frames cannot be read keeps its Python frames, and gets the
+        reason.
+        """
         by_process = _by_process(threads)
 
         def add(key: ProcessKey) -> None:
@@ -136,7 +140,7 @@ class StackAnswers:
         known = next((i for i in self._known.live() if i.pid == pid), None)
         if known is not None:
             return known
-        # Any process may be requested, also one that trains nothing.
+        # Any process may be requested, even if it trains nothing.
         found = process_now(pid)
         if found is None:
             raise NotFound(f"there is no process {pid}", hint="`probingctl ps` lists the processes that run now")

@@ -25,7 +25,7 @@ __all__ = ("StacksOnDemand",)
 
 
 class StacksOnDemand(Source):
-    """Safe for any thread."""
+    """The source of stacks and variables on demand. Safe for any thread."""
 
     name = "python_stack"
 
@@ -38,7 +38,7 @@ class StacksOnDemand(Source):
     @classmethod
     def make(cls, context: Context) -> StacksOnDemand:
         made = cls(context.readers, context.parsers, context.processes, context.node)
-        # The other sources of this package read processes by these stacks.
+        # The other sources of this package read processes through these stacks.
         context.share(made.stacks)
         context.share(made.values)
         return made
@@ -48,7 +48,9 @@ class StacksOnDemand(Source):
         return {"python.backtrace": lambda pair: self.answers.backtrace(pair.real_ns)}
 
     def module_state(self, pid: int, start_ns: int) -> ModuleState | None:
-        """Returns the rank in the state of a process's Python modules, see ``values.modules``."""
+        """Returns the rank from the state of a process's Python modules (``values.modules``); None if they do not show
+        it.
+        """
         return module_state(self.values, pid, start_ns)
 
     def runs_python(self, pid: int, start_ns: int, tid: int) -> bool:

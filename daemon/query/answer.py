@@ -1,6 +1,6 @@
 """The gate's result for a statement, and the parts of an answer that the engine yields beside rows.
 
-Apart from the gate, so that the service does without the gate's parser.
+This module is separate from the gate, so that the service does not need the gate's parser.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """``sql``: the text for DuckDB. ``needs``: by name of each table in it, the rows that it can need. ``users``: the
-    tables of users' probes among them. ``warnings``: for the caller. ``columns``: names, in lower case, that include
-    the name of each column that the statement uses; None: it uses whole rows."""
+    """A checked statement. ``sql``: the text for DuckDB. ``needs``: by name of each table in it, the rows that it can
+    need. ``users``: the tables of users' probes among them. ``warnings``: for the caller. ``columns``: names in lower
+    case, among them the name of each column that the statement uses; None: it uses whole rows."""
 
     sql: str
     needs: dict[str, Need]
@@ -40,8 +40,9 @@ class Checked:
 
 
 class QueryProgress(NamedTuple):
-    """``fraction`` of the work known so far, 0 to 1; negative while unknown. ``rows_to_scan``: rows in the segments
-    that are read, 0 for a caller that is limited to jobs; ``elapsed_ms`` since the request began."""
+    """The progress of a query. ``fraction``: the share of the work that is done, 0 to 1; negative while unknown.
+    ``rows_to_scan``: rows in the segments that are read, 0 for a caller that is limited to jobs; ``elapsed_ms``: time
+    since the request began."""
 
     fraction: float
     rows_to_scan: int
@@ -50,8 +51,8 @@ class QueryProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatementEnd:
-    """Follows the rows of statement number ``index``. With ``error`` the statement failed, and its rows are
-    incomplete. ``warnings`` concern this statement alone."""
+    """The end of the rows of statement number ``index``. With ``error`` the statement failed, and its rows are
+    incomplete. ``warnings``: only of this statement."""
 
     index: int
     rows: int = 0
@@ -61,9 +62,9 @@ class StatementEnd:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of an answer. ``rows``: of all statements. ``rows_scanned``: rows in the snapshot's segments and log; for
-    a caller that is limited to jobs it is ``rows``, since the number of other rows tells of other jobs. ``warnings``:
-    rows that the snapshot lacks."""
+    """The end of an answer. ``rows``: the number of rows of all statements. ``rows_scanned``: the number of rows in the
+    snapshot's segments and log; for a caller limited to jobs it equals ``rows``, since the true number would reveal
+    other jobs. ``warnings``: rows that the snapshot lacks."""
 
     rows: int
     rows_scanned: int

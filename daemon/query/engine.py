@@ -1,7 +1,7 @@
-"""Answers queries: the gate, live rows, a snapshot of the store, a worker.
+"""Answers queries by the gate, live rows, a snapshot of the store, and a worker.
 
-A request has one or several SELECTs. All of them share one visit to the gate, one filling of each live table, one
-snapshot of the store and one worker, so they see the same rows, and ``now()`` is the same time in all.
+A request has one or several SELECTs. They share one check by the gate, one reading of each live table, one snapshot of
+the store and one worker. So they see the same rows, and ``now()`` is the same time in all.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from probing.daemon.store.needs import Need
 __all__ = ("Engine",)
 
 MAX_LIVE_BYTES = 256 << 20
-# A request whose statements scan more rows in sum is a large request. LARGE_ROWS take about a second.
+# A request is large if its statements together scan more rows than this, which takes about a second.
 LARGE_ROWS = 8_000_000
-# Time to report damaged segments to the store at the end of a query, s.
+# The time for reporting damaged segments to the store at the end of a query, s.
 REPORT_S = 0.5
 _Cancelled = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """``limited``: the caller sees rows of some jobs alone, and no count with rows of other jobs."""
+    """A request. ``limited``: the caller sees only rows of some jobs, and no count that includes rows of other jobs."""
 
     statements: list[Checked | ProbingError]
     started: float
@@ -54,7 +54,7 @@ class _Request:
 
     @property
     def left(self) -> float:
-        """Returns the seconds to the deadline."""
+        """Returns the seconds until the deadline."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise QueryTimeout("the query did not end in time")
@@ -66,7 +66,7 @@ class _Request:
         return [one for one in self.statements if isinstance(one, Checked)]
 
     def without(self, failed: Mapping[str, ProbingError]) -> _Request:
-        """Returns the request in which the statements that name a table in ``failed`` have failed."""
+        """Returns the request with the error of each statement that names a table in ``failed``."""
 
         def outcome(one: Checked | ProbingError) -> Checked | ProbingError:
             if isinstance(one, ProbingError):
@@ -76,7 +76,7 @@ class _Request:
         return replace(self, statements=[outcome(one) for one in self.statements])
 
     def rows_to_scan(self, segments: Segments) -> int:
-        """Returns the number of rows in the segments of each statement's tables, in sum."""
+        """Returns the number of rows in the segments that all statements together read."""
         return sum(_rows(segments.get(name, ())) for one in self.runnable for name in one.tables)
 
 
@@ -94,8 +94,8 @@ class Engine:
         now_ns: Callable[[], int] = time.time_ns,
         views: Callable[[], Mapping[str, View]] = dict,
     ) -> None:
-        """``gate``: workers that check. ``live`` makes the rows of live tables that do not come from ``store``;
-        ``views`` returns the views of the schema ``view``."""
+        """``gate``: the workers that check statements. ``live`` makes the rows of live tables that do not come from
+        ``store``; ``views`` returns the views of the schema ``view``."""
         self._store = store
         self._pool = pool
         self._gate = Gatekeeper(gate)
@@ -107,12 +107,12 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Requests that have a slot now."""
+        """Returns the number of requests that have a slot now."""
         return self._slots.held
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot."""
+        """Returns the number of requests that wait for a slot."""
         return self._slots.waiting
 
     def run(
@@ -164,13 +164,13 @@ class Engine:
         """Yields for each statement in turn the pieces of an Arrow IPC stream and a StatementEnd, then an End; with
         ``progress`` a QueryProgress now and then before the first piece of a statement.
 
-        ``rows_only``: each statement returns no row if its tables have no rows, and nobody wants to know its columns
-        then: a statement without any row to read is not run and has no pieces.
+        ``rows_only``: each statement would return no row if its tables have none, and the caller does not need its
+        columns then. A statement without any row to read is not run and has no pieces.
 
-        ``timeout`` in seconds covers the request, also the time in which the caller takes the pieces. ``max_bytes``
-        bounds all pieces together; 0: no bound. While ``resting`` returns True, because the caller takes nothing, the
-        request keeps no other waiting. Raises QueryRejected for more than MAX_STATEMENTS, QueryError and its subclasses
-        where all statements fail together, and PeerError when the collector does not answer.
+        ``timeout`` in seconds covers the request, including the time in which the caller reads the pieces.
+        ``max_bytes`` limits all pieces together; 0: no limit. While ``resting`` returns True, because the caller reads
+        nothing, other requests do not wait for this one. Raises QueryRejected for more than MAX_STATEMENTS, QueryError
+        and its subclasses where all statements fail together, and PeerError when the collector does not answer.
         """
         if len(statements) > MAX_STATEMENTS:
             raise QueryRejected(f"more than {MAX_STATEMENTS} statements in one request", hint="send several requests")
@@ -206,7 +206,9 @@ class Engine:
                 yield from self._ask(request, snapshot, live)
 
     def _live_rows(self, request: _Request) -> tuple[dict[str, bytes], dict[str, ProbingError]]:
-        """Returns the rows of the live tables that the statements name, and the error of each table without rows."""
+        """Returns the rows of the live tables that the statements name, and the error of each table that could not be
+        read.
+        """
         names = sorted({name for one in request.runnable for name in one.tables if name in TABLES})
         rows: dict[str, bytes] = {}
         failed: dict[str, ProbingError] = {}
@@ -298,7 +300,7 @@ def _statement_end(answer: _StatementAnswer, index: int, statement: Checked | Pr
 def _job(
     request: _Request, segments: Segments, parts: list[tuple[str, int]], live: Mapping[str, bytes]
 ) -> tuple[dict[str, object], bytes]:
-    """Returns the message for a worker, header and payload; ``query/job.py`` reads it."""
+    """Returns the message for a worker, header and payload, which ``query/job.py`` reads."""
     users = {name: table for one in request.runnable for name, table in one.users.items()}
     whole = any(one.columns is None for one in request.runnable)
     spec = {
@@ -317,7 +319,7 @@ def _job(
 
 
 def _needs(statements: Iterable[Checked], live: Mapping[str, bytes]) -> dict[str, Need]:
-    """Returns the rows of each stored table that the statements need together."""
+    """Returns the rows of each stored table that the statements together need."""
     needs: dict[str, Need] = {}
     for one in statements:
         for name, need in one.needs.items():
@@ -332,7 +334,7 @@ def _all_failed(request: _Request) -> Iterator[StatementEnd | End]:
 
 
 def _failed_first(waiting: deque[tuple[int, Checked | ProbingError]]) -> Iterator[StatementEnd]:
-    """Takes the failed statements from the front of ``waiting``, and yields their ends."""
+    """Removes the failed statements from the front of ``waiting``, and yields their ends."""
     while waiting and isinstance(error := waiting[0][1], ProbingError):
         yield StatementEnd(waiting.popleft()[0], error=error)
 

@@ -1,10 +1,10 @@
 """The gate: parses a query, checks it and prints it again. DuckDB gets only the printed text.
 
-Accepts exactly one SELECT (or UNION, EXCEPT, INTERSECT, or WITH of them) over the tables of ``probing.api.tables``,
+Accepts exactly one SELECT (or a UNION, EXCEPT, INTERSECT or WITH of SELECTs) over the tables of ``probing.api.tables``,
 made of allowed nodes and functions, with bounded sizes. The gate is the first of two defences: the second is the
 worker's process.
 
-A query is parsed four times on a node, on purpose, since each parser sees what the next one will run:
+A node parses a query four times on purpose, as each parser checks the text that the next will run:
 
 1. ``check`` parses the caller's text with sqlglot, checks the tree, expands views and prints it;
 2. ``_check_printed`` parses the printed text, which must be allowed and must print the same again: a part that prints
@@ -46,14 +46,15 @@ from probing.federation.sql.views import expand, known_columns
 
 __all__ = ("check",)
 
-# Tables that say nothing about any job.
+# Tables whose rows tell nothing about jobs.
 _OPEN = frozenset(("cluster.members", "probing.column_docs", "probing.table_docs"))
-# DuckDB moves no condition of the caller behind a LIMIT: a failing condition would show a value of another job's row.
+# A LIMIT above any number of rows: DuckDB does not move a condition of the caller below it. A failing condition could
+# otherwise show a value of another job's row.
 _ALL_ROWS = (1 << 62) - 1
 _KEPT_PARTS = ("joins", "laterals", "sample")
 
 MAX_NODES = 10_000
-# DuckDB plans queries recursively.
+# The most SELECTs of a query: DuckDB plans queries recursively.
 MAX_QUERIES = 200
 # Views may make a query this many times larger.
 MAX_GROWTH = 4
@@ -74,7 +75,7 @@ _HINTS: dict[type[exp.Expr], str] = {
 _ONE_NODE = "global. names the rows of all nodes, and this node was asked for its own: ask with --all-nodes"
 
 _WORDS = {"describe": _SHOW_TABLES, "show": _SHOW_TABLES, "pivot": _PIVOT, "unpivot": _PIVOT}
-# Texts to write instead of functions that are not allowed or that DuckDB does not have.
+# Texts that replace functions that are not allowed or that DuckDB lacks.
 _ELEMENTS = """unnest(from_json(culprits, '[{"rank": "INT", "node": "VARCHAR"}]')) makes a row of each element"""
 _INSTEAD = {
     "timezone": "write ts AT TIME ZONE 'Asia/Shanghai'",
@@ -83,7 +84,7 @@ _INSTEAD = {
     "bar": "show the number, or draw what -f csv writes",
 }
 
-# sqlglot's messages about a query are in the error already.
+# The error of a query already contains sqlglot's messages about it.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 
@@ -94,8 +95,8 @@ def check(
     views: Callable[[], Mapping[str, View]] = dict,
     jobs: Collection[str] | None = None,
 ) -> Checked:
-    """Checks ``sql``, in which ``now()`` and the like become ``now_ns`` (UTC ns). ``jobs``: the caller may see the rows
-    of these jobs alone.
+    """Returns ``sql`` checked, with ``now_ns`` (UTC ns) in place of ``now()`` and the like. ``jobs``: the caller may
+    see only the rows of these jobs.
 
     ``users`` returns the tables of users' probes and of jobs, ``views`` the views of the schema ``view``; each is
     called only if the query names one. Raises QueryRejected, which names the refused part, and the errors of ``users``
@@ -110,7 +111,7 @@ def check(
         warnings = _expand(root, users, views)
         for node in _check_count(root, MAX_GROWTH):
             _check_node(node)
-        # The result is a list of pairs, not a dict: to sqlglot nodes of equal text are equal.
+        # The result is a list of pairs, not a dict, as nodes of equal text are equal to sqlglot.
         tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         check_sizes(root)
         root = fix_times(root, now_ns)
@@ -132,7 +133,9 @@ def check(
 def _expand(
     root: exp.Query, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> tuple[str, ...]:
-    """Expands the views in ``root``. Returns a warning if ``root`` names tables of all nodes: this is one node."""
+    """Expands the views in ``root``. Returns a warning if ``root`` names tables of all nodes, since only this node
+    answers.
+    """
     tables = list(root.find_all(exp.Table))
     named = [(table.catalog.lower(), table.db.lower()) for table in tables]
     own = views() if any(schema == USER_VIEWS for _, schema in named) else {}
@@ -155,7 +158,7 @@ def _print(root: exp.Expr) -> str:
 
 
 def _check_printed(printed: str) -> None:
-    """Raises QueryRejected unless ``printed`` parses to an allowed tree that prints to the same text."""
+    """Raises QueryRejected unless ``printed`` parses to an allowed tree that prints as the same text."""
     again = _parse(printed, MAX_GROWTH)
     for node in _check_count(again, MAX_GROWTH):
         _check_node(node)
@@ -165,7 +168,9 @@ def _check_printed(printed: str) -> None:
 
 
 def _parse(sql: str, times: int = 1) -> exp.Query:
-    """Returns the tree of ``sql``. Raises QueryRejected unless it is one SELECT of at most ``times`` usual length."""
+    """Returns the tree of ``sql``. Raises QueryRejected unless it is one SELECT of at most ``times`` the usual
+    length.
+    """
     if any(c < " " and c not in "\t\n\r" for c in sql):
         raise QueryRejected("the query has control characters")
     try:
@@ -218,7 +223,7 @@ def _function_refused(name: str) -> QueryRejected:
 def _resolve(
     table: exp.Table, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> str | None:
-    """Returns the name of our table, or None for a CTE or an allowed table function."""
+    """Returns the name of our table; None for a CTE or an allowed table function."""
     if isinstance(table.this, _TABLE_FUNCTIONS):
         return None
     if not isinstance(table.this, exp.Identifier):
@@ -286,9 +291,9 @@ def _words(name: str) -> str:
 
 
 def _limit_to_jobs(tables: Iterable[tuple[exp.Table, str]], known: Mapping[str, Table], jobs: Collection[str]) -> None:
-    """Limits a query to the rows of ``jobs``. ``tables``: all places where it names a table, with the table's name.
+    """Limits a query to the rows of ``jobs``. ``tables``: all places in it that name a table, with the table's name.
 
-    Raises QueryRejected for a table whose rows do not say to which job they belong.
+    Raises QueryRejected for a table whose rows do not name their job.
     """
     for node, name in tables:
         if name in _OPEN:

@@ -1,4 +1,4 @@
-"""Has statements checked in worker processes of the role ``gate``, which are killed at the deadline."""
+"""Sends statements to worker processes of the role ``gate``, which check them and are killed at the deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from probing.daemon.store.needs import Need
 
 __all__ = ("Gatekeeper",)
 
-# Checks that run at the same time. A check takes a millisecond or two.
+# The most checks at the same time. A check takes a millisecond or two.
 CONCURRENT = 2
 
 
@@ -43,7 +43,7 @@ class Gatekeeper:
         cancelled: Callable[[], bool],
         caller: Caller,
     ) -> list[Checked | ProbingError]:
-        """Returns for each statement the result or the error of ``gate.check``. ``deadline`` is on time.monotonic().
+        """Returns the result, or the error, of ``gate.check`` for each statement. ``deadline`` is on time.monotonic().
 
         Raises QueryRejected if the check takes too long, QueryTimeout, and the errors of ``users`` and ``views``.
         """
@@ -61,7 +61,7 @@ class Gatekeeper:
             if needs is None:
                 return _answers(message.payload, known, len(statements))
             if needs in asked:
-                raise InternalError("the gate asks for what it has")
+                raise InternalError("the gate requests tables or views that it already has")
             if needs == "users":
                 known = users()
                 asked["users"] = [user_table_to(table) for table in known.values()]

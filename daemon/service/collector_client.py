@@ -37,8 +37,8 @@ def _never() -> bool:
 class CollectorClient:
     """Safe for many threads: each request has its own connection, of which up to KEPT stay open afterwards.
 
-    Every method raises PeerError if the collector does not answer, and the error that the collector answers with;
-    methods with ``cancelled`` raise QueryError once ``cancelled`` returns True.
+    Every method raises PeerError if the collector does not answer, and the error in its answer if there is one. Methods
+    with ``cancelled`` raise QueryError once ``cancelled`` returns True.
     """
 
     def __init__(self, path: str) -> None:
@@ -57,7 +57,7 @@ class CollectorClient:
         return _read(Header, self._request({"op": "status"}, timeout), "status")
 
     def pause(self, paused: bool, timeout: float) -> bool:
-        """Stops or resumes all probes; returns whether they are paused now."""
+        """Stops or resumes all probes. Returns whether they are paused now."""
         answer = self._request({"op": "pause", "paused": paused}, timeout)
         return bool(answer.header.get("paused", paused))
 
@@ -66,13 +66,13 @@ class CollectorClient:
         return self._request({"op": "live", "table": table}, timeout, cancelled).payload
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
-        """Reports segments that could not be read, so that the store examines them. Raises nothing."""
-        # If this fails, the next query that reads them reports them again.
+        """Reports segments that could not be read, so that the store checks them. Raises nothing."""
+        # If this fails, the next query that reads these segments reports them again.
         with suppress(ProbingError):
             self._request({"op": "damaged", "paths": list(paths)[:MAX_REPORTED]}, timeout)
 
     def tables(self, timeout: float) -> dict[str, Table]:
-        """Returns the tables of users' probes, present and past, by name."""
+        """Returns the tables of users' probes, present and former, by name."""
         found = _read(dict[str, list[Any]], self._request({"op": "tables"}, timeout), "tables")
         try:
             return {table.name: table for table in map(user_table_from, found["tables"])}
@@ -112,7 +112,7 @@ class CollectorClient:
     ) -> Iterator[QuerySnapshot]:
         """Yields a snapshot of the rows in ``needs`` (by table); its files stay until the context ends.
 
-        The connection is held until then: the collector releases the snapshots of a connection that breaks.
+        The connection stays open until then: the collector releases the snapshots of a connection that breaks.
         """
         asked = {name: need.packed() for name, need in needs.items()}
         request: Header = {"op": "snapshot", "tables": list(needs), "needs": asked}
@@ -127,7 +127,7 @@ class CollectorClient:
             generation = message.header.get("generation")
             channel.request({"op": "release", "generation": generation}, timeout=RELEASE_TIMEOUT_S)
         except InternalError:
-            # Closing releases as well.
+            # Closing the connection releases the snapshot, too.
             channel.close()
         else:
             self._keep(channel)
@@ -148,14 +148,14 @@ class CollectorClient:
             try:
                 return channel, self._exchange(channel, header, deadline, cancelled)
             except ChannelClosed as e:
-                # A kept connection may belong to a collector that has been replaced since.
+                # A kept connection may belong to a collector that has been replaced meanwhile.
                 if not reused:
                     raise PeerError("the collector ended before it answered", hint=_HINT) from e
             except ChannelTimeout as e:
                 raise PeerError(f"the collector did not answer within {timeout:.1f} s", hint=_HINT) from e
 
     def _exchange(self, channel: Channel, header: Header, deadline: float, cancelled: _Cancelled) -> Message:
-        """Sends one request and returns the answer; closes ``channel`` unless it can take another request."""
+        """Sends one request and returns the answer. Closes ``channel`` unless it can be used for another request."""
         try:
             channel.send(header, timeout=max(deadline - time.monotonic(), 0.001))
             if not wait_readable(channel.fileno(), deadline, cancelled):

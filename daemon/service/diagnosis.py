@@ -36,8 +36,8 @@ class _Started:
 
 
 class Diagnosis:
-    """``gatherer`` gathers the facts of jobs, also for requests of clients. ``start`` makes the watch. ``certified``
-    returns whether a certificate proves the name of a node."""
+    """The diagnosis of jobs. ``gatherer`` gathers the facts of jobs, also for requests of clients. ``start`` starts the
+    watch. ``certified`` returns whether a certificate proves the name of a node."""
 
     def __init__(
         self,
@@ -49,7 +49,8 @@ class Diagnosis:
     ) -> None:
         self._certified = certified
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
-        # Interval of the readings of sockets, s; the holders of sockets are read at every second reading at the latest.
+        # The interval of the readings of sockets, s; the holders of sockets are read at every second reading at the
+        # latest.
         self._look_s = max(config.diagnose.stall_s, config.net.tcp_interval_s)
         self._grace_s, self._trusted = max(15.0, 3 * config.net.tcp_interval_s), config.cluster.trust_claims
         self._hook_socket = f"{config.runtime_dir}/hook.sock"
@@ -80,15 +81,15 @@ class Diagnosis:
             self._started.jobs.close()
 
     def take(self, findings: bytes, caller: Caller) -> int:
-        """Takes findings of another node, the caller. Returns the number of findings taken. Raises ProbingError."""
+        """Stores findings of another node, the caller. Returns the number of stored findings. Raises ProbingError."""
         return self._started.received.take(findings, caller) if self._started is not None else 0
 
     def sight(self, job: str, run: str) -> Sight:
-        """Returns the addresses with which the ranks of a run on this node are connected."""
+        """Returns the addresses to which the ranks of a run on this node are connected."""
         return self.sights.sight(job, run)
 
     def sources(self) -> list[SourceState]:
-        """Returns the row of the watch in ``status`` and ``probing.sources``; none where it is switched off."""
+        """Returns the row of the watch for ``status`` and ``probing.sources``; empty if it is switched off."""
         if not self._options.enabled:
             return []
         if self._started is None:
@@ -106,5 +107,5 @@ class Diagnosis:
         return self._started.hooks.counts if self._started is not None else {}
 
     def among(self, status: Mapping[str, Any]) -> Header:
-        """Returns the collector's ``status`` with the row of the watch among its sources."""
+        """Returns the collector's ``status`` with the row of the watch added to its sources."""
         return {**status, "sources": [*status.get("sources", ()), *(state._asdict() for state in self.sources())]}

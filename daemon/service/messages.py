@@ -1,4 +1,6 @@
-"""Converts the collector's answers to messages of probing.v1. Checks no sizes: the collector bounds what it reads."""
+"""Converts the collector's answers to messages of probing.v1. Sizes are not checked here: the collector limits what it
+reads.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def status_fields(status: Mapping[str, Any]) -> pb.StatusReply:
 
 
 def status_for_jobs(status: pb.StatusReply) -> pb.StatusReply:
-    """Returns ``status`` for a caller that is limited to jobs: without texts, which may name jobs, and total counts."""
+    """Returns ``status`` for a caller limited to jobs: without texts, which may name jobs, and without totals."""
     sources = [pb.Source(name=s.name, state=s.state, reason=_NOT_SHOWN if s.reason else "") for s in status.sources]
     shown = pb.StatusReply(sources=sources, reason=_NOT_SHOWN if status.reason else "")
     for name in ("node", "version", "instance", "state", "started_ns", "node_time_ns", "boot_id", "engine"):
@@ -50,7 +52,7 @@ def stacks_reply(node: str, processes: Iterable[ProcessStacks], failures: Sequen
     return reply
 
 
-# A process that hangs gives the same bytes each time: making messages of it costs more than all else here.
+# A process that hangs has the same bytes each time, and making messages of them costs more than all else here.
 @lru_cache(maxsize=256)
 def _threads(process: ProcessStacks) -> tuple[pb.Thread, ...]:
     job, run, rank, pid, start_ns, trains, packed = process
@@ -67,7 +69,7 @@ def vars_reply(node: str, found: VariablesRead) -> pb.VarsReply:
 
 
 def config_reply(node: str, found: Mapping[str, Any]) -> pb.ConfigReply:
-    """Returns the collector's answer, whose ``effect`` an older collector lacks. Raises InternalError."""
+    """Returns the collector's answer as a ConfigReply; an older collector sends no ``effect``. Raises InternalError."""
     try:
         effect = pb.Deletion(**found["effect"]) if "effect" in found else None
         return pb.ConfigReply(node=node, settings=[_setting(setting) for setting in found["settings"]], effect=effect)

@@ -54,15 +54,15 @@ if TYPE_CHECKING:
 __all__ = ("main",)
 
 ROUND_S = 1.0
-# Rounds after which all parts are started, with or without the collector.
+# After this many rounds all parts are started, with or without the collector.
 MOST_ROUNDS = 10
 
 
 def main() -> int:
-    """Serves until SIGTERM or SIGINT."""
+    """Serves until SIGTERM or SIGINT. Returns the exit code."""
     config = Config.from_args(sys.argv[1:])
     log_to_stderr("service")
-    # A process that makes a key of its own writes a file.
+    # A process that makes its own key writes a file.
     key = NodeKey(take_key(Path(config.socket).parent))
     restrict(SERVICE)
     asyncio.run(_serve(config, Doors.of(config), key))
@@ -89,7 +89,7 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     watch.step()
     also = f" and {config.listen}" if config.listen else ""
     notify(f"READY=1\nSTATUS=answering at unix:{config.public_socket}{also}")
-    # The parts that an answer needs start first, the rest a round after the collector is ready.
+    # The parts that an answer needs start first; the rest starts a round after the collector is ready.
     rounds, whole = 0, False
     gate.keep(1)
     pool.keep(1)
@@ -103,7 +103,7 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
             whole = True
             pool.keep(config.query.workers)
             await asyncio.to_thread(diagnosis.start)
-    # A gRPC call still in progress at the interpreter's exit would crash it.
+    # A gRPC call that is still in progress when the interpreter exits would crash it.
     channel.close()
     await asyncio.to_thread(watch.stop)
     listeners.stop()
@@ -202,7 +202,7 @@ def _preflight(config: Config, engine: Engine, outgoing: Outgoing) -> Preflight:
 
 
 def _flight(service: NodeService, server: Server) -> FlightService:
-    # Imported late: without Arrow Flight the service does without its protocol in memory.
+    # Imported late, so that a service without Arrow Flight does not have its protocol in memory.
     from probing.daemon.service.flight.service import FlightService
 
     return FlightService(
@@ -222,7 +222,7 @@ def _metrics(
 ) -> Metrics | None:
     if not config.http:
         return None
-    # Imported late: without a page the service does without Prometheus' library in memory.
+    # Imported late, so that a service without a page does not have Prometheus' library in memory.
     from probing.daemon.service.metrics.http import Metrics
 
     return Metrics(

@@ -48,7 +48,7 @@ _Rows = TypeVar("_Rows", pb.StacksReply, pb.VarsReply)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """This node, with its ``name`` and ``address``. ``known`` returns this node and the others that it knows."""
+    """This node, with its ``name`` and ``address``. ``known`` returns this node and the other members."""
 
     name: str
     version: str
@@ -57,12 +57,12 @@ class Node:
     known: Callable[[], Sequence[Member]] = tuple
 
     def members(self) -> Sequence[Member]:
-        """Returns the known nodes; this node alone if ``known`` returns none."""
+        """Returns the members; only this node if ``known`` returns none."""
         return self.known() or (Member(self.name, self.address, "healthy", version=self.version),)
 
 
 def _of_jobs(reply: _Rows, caller: Caller, field: str) -> _Rows:
-    """Returns ``reply`` without the entries of ``field`` that belong to jobs that the caller may not see."""
+    """Returns ``reply`` without the entries of ``field`` whose jobs the caller may not see."""
     if caller.jobs is not None:
         for name in (field, "failures"):
             rows = getattr(reply, name)
@@ -97,8 +97,8 @@ class NodeService(NodeServicer):
         sight: Callable[[str, str], Sight] = lambda *_: Sight(),
     ) -> None:
         """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
-        shows beside the collector's. ``timed``: as in ``Guarded``. ``take_findings`` stores findings of another node,
-        the caller, and returns their number. ``sight`` returns the connections of a run's ranks."""
+        shows in addition to the collector's. ``timed``: as in ``Guarded``. ``take_findings`` stores findings of another
+        node, the caller, and returns their number. ``sight`` returns the connections of a run's ranks."""
         self._node = node
         self._collector = collector
         self.identify = identify
@@ -122,7 +122,7 @@ class NodeService(NodeServicer):
 
     @property
     def calls(self) -> dict[str, int]:
-        """Returns the number of calls under way, by kind."""
+        """Returns the number of calls in progress, by kind."""
         return self._admission.counts
 
     def close(self) -> None:
@@ -134,7 +134,9 @@ class NodeService(NodeServicer):
         await self.query(request, context, caller)
 
     async def query(self, request: pb.QueryRequest, context: Context, caller: Caller, form: Form | None = None) -> None:
-        """Answers a Query of ``caller``, who may ask it. ``form``: the form of the messages; None: those of Query."""
+        """Answers a Query of ``caller``, who has the scope for it. ``form``: the form of the messages; None: the form
+        of Query.
+        """
         await self._streams.answer(request, context, caller, form)
 
     @answering
@@ -144,7 +146,7 @@ class NodeService(NodeServicer):
         with self._admission.counted(CallKind.MANY, caller):
             known = {member.address for member in self._node.members()} - {self._node.address}
             if caller.listener != "unix":
-                # A daemon behind a Unix socket would see this one's user, not the caller's token.
+                # A daemon behind a Unix socket would see this service's user, not the caller's token.
                 known = {address for address in known if not address.startswith("unix:")}
             await self._many.answer(request, context, known)
 
@@ -182,7 +184,7 @@ class NodeService(NodeServicer):
     @answering
     async def Facts(self, request: pb.FactsRequest, context: Context, caller: Caller) -> None:  # noqa: N802
         timeout = seconds_for(context, request.timeout_ms, self.limits.facts_s, self.limits.facts_s)
-        # This reply goes out at once: the caller learns from it how far the clocks are apart.
+        # This reply is sent at once: it tells the caller how far the clocks are apart.
         await context.write(pb.FactsReply(node=self._node.name, received_ns=self._now_ns()))
         if request.connections:
             shown = await self._admission.run(CallKind.TARGETS, caller, partial(self._sight, request.job, request.run))
@@ -197,7 +199,7 @@ class NodeService(NodeServicer):
             return [to_json(one) for one in found if caller.jobs is None or one.job in caller.jobs]
 
         found = await self._admission.run(CallKind.TARGETS, caller, ask)
-        # Each message has one run, which may have hundreds of ranks.
+        # Each message contains one run, which may have hundreds of ranks.
         for facts in found:
             await asyncio.wait_for(
                 context.write(pb.FactsReply(node=self._node.name, facts=[facts])), self.limits.unread_s

@@ -1,4 +1,4 @@
-"""Has files decoded by a process without rights: ``verify`` and ``import`` trust none of the files they look at."""
+"""Decodes files by a process without rights: ``verify`` and ``import`` do not trust the files that they read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from probing.daemon.store.tasks.messages import Contents, Data, LostGroup, Made,
 
 __all__ = ("Decoder", "LogContents", "LogHeader", "SegmentContents")
 
-# Time for one message, s: a piece of some 65,536 rows, or a whole segment that is only checked.
+# The time for one message, s: for a piece of some 65,536 rows, or for a whole segment that is only checked.
 TIMEOUT_S = 300.0
 _NOBODY = 65534
 _T = TypeVar("_T")
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SegmentContents:
-    """A decoded Parquet file. ``table`` is empty when its metadata does not name one; times are UTC ns."""
+    """A decoded Parquet file. ``table``: empty if its metadata names none; times are UTC ns."""
 
     table: str
     columns: tuple[str, ...]
@@ -50,7 +50,9 @@ class LogHeader:
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """A decoded log part: ``rows`` and first and last ``ts`` (UTC ns) by table; ``problems`` with its bytes."""
+    """A decoded log part. ``rows``, and first and last ``ts`` (UTC ns), are by table. ``problems``: what is wrong with
+    its bytes.
+    """
 
     rows: dict[str, int]
     times: dict[str, tuple[int, int]]
@@ -59,7 +61,8 @@ class LogContents:
 
 
 class Decoder:
-    """Starts the process when it is first needed, and again after a file that ended it. Not safe for two threads.
+    """Decodes files by a process, which is started when it is first needed, and again after a file that ended it. Not
+    safe for two threads.
 
     Under root the process runs as ``uid`` and ``gid``, otherwise as the caller. All methods take the descriptor of a
     regular file and raise FormatError when it cannot be decoded.
@@ -70,7 +73,7 @@ class Decoder:
         self._child: Child | None = None
 
     def segment(self, fd: int) -> SegmentContents:
-        """Decodes all of a Parquet file, and checks its pages."""
+        """Decodes a whole Parquet file, and checks its pages."""
         return self._contents(SegmentContents, "segment", fd, {})
 
     def segment_rows(self, fd: int, piece: int, skip: int = 0) -> Iterator[pa.Table]:
@@ -91,7 +94,7 @@ class Decoder:
         yield from self._rows("log", fd, {"void_from": void_from, "send": True})
 
     def salvage(self, fd: int, damaged: Segment) -> tuple[int, list[LostGroup]]:
-        """Returns the descriptor of a segment with the readable row groups of ``damaged``, and the lost row groups.
+        """Returns the descriptor of a new segment with the readable row groups of ``damaged``, and the lost row groups.
 
         Raises FormatError when no row group can be read.
         """
@@ -109,7 +112,7 @@ class Decoder:
                         case Made():
                             pass
                         case _:
-                            raise FormatError("a decoder salvaged something else")
+                            raise FormatError("a decoder sent another answer than a salvaged segment")
             if not os.fstat(copy).st_size:
                 raise FormatError("none of its row groups can be read")
         except BaseException:
@@ -130,7 +133,7 @@ class Decoder:
         self.close()
 
     def _contents(self, kind: type[_T], task: str, fd: int, fields: dict[str, object]) -> _T:
-        """Returns the contents of a file, which are the only step of ``task``."""
+        """Returns the contents of a file, which must be the only step of ``task``."""
         with closing(self._steps(task, fd, fields)) as steps:
             contents = next(steps, None)
             if not isinstance(contents, Contents) or next(steps, None) is not None:
@@ -147,7 +150,7 @@ class Decoder:
                     yield step.table, _table(step.stream)
 
     def _steps(self, task: str, fd: int, fields: dict[str, object]) -> Generator[Step, None, None]:
-        """Yields the steps of ``task`` over one file, but no Turn."""
+        """Yields the steps of ``task`` for one file, without its turns."""
         with closing(self._messages(task, fd, fields)) as messages:
             for message in messages:
                 yield unpack_step(message.header, message.payload)

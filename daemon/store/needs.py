@@ -1,4 +1,4 @@
-"""The rows of a table that a query can need: the one test that decides whether a segment is read at all."""
+"""The rows of a table that a query can need. Only this decides whether a segment is read at all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ("EVER", "Need", "Range")
 
 
 class Range(NamedTuple):
-    """A range of times, UTC ns, both ends included; None: open."""
+    """A range of times, UTC ns, both ends included. None: the range is open at this end."""
 
     low: int | None = None
     high: int | None = None
 
     def holds(self, first: int, last: int) -> bool:
-        """Returns whether some time between ``first`` and ``last`` lies in the range."""
+        """Returns whether the range contains a time between ``first`` and ``last``."""
         return (self.low is None or last >= self.low) and (self.high is None or first <= self.high)
 
     def both(self, other: Range) -> Range:
@@ -33,20 +33,20 @@ EVER = Range()
 
 
 class Need(NamedTuple):
-    """The rows with ``ts`` in ``times`` and one of ``jobs`` (None: any)."""
+    """The rows that have ``ts`` in ``times`` and one of ``jobs`` (None: any job)."""
 
     times: Range = EVER
     jobs: frozenset[str] | None = None
 
     def holds(self, first: int, last: int, jobs: Collection[str] | None) -> bool:
-        """Returns whether a segment can have a needed row: its ``ts`` lie in ``first`` to ``last``, its jobs are
+        """Returns whether a segment may have a needed row: its ``ts`` are from ``first`` to ``last``, its jobs are
         ``jobs`` (None: unknown)."""
         if self.jobs is not None and jobs is not None and self.jobs.isdisjoint(jobs):
             return False
         return self.times.holds(first, last)
 
     def either(self, other: Need) -> Need:
-        """Returns a need that covers the rows of this one and of ``other``."""
+        """Returns a need that covers the rows of this need and of ``other``."""
         jobs = None if self.jobs is None or other.jobs is None else self.jobs | other.jobs
         return Need(self.times.either(other.times), jobs)
 

@@ -10,7 +10,9 @@ __all__ = ("collector_status",)
 
 
 def collector_status(path: str, timeout: float) -> Header:
-    """Returns Status.to_dict of the collector at ``path``. Raises ChannelClosed, ChannelTimeout and its errors."""
+    """Returns the collector's Status.to_dict. ``path``: its control socket. Raises ChannelClosed, ChannelTimeout, or
+    the collector's error.
+    """
     with connect(path, timeout) as channel:
         answer = channel.request({"op": "status"}, timeout=timeout)
     return {**answer.header, **json.loads(answer.payload or b"{}")}

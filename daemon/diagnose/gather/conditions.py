@@ -1,4 +1,6 @@
-"""Makes facts of the condition of processes: the later of two readings, with the differences to the earlier."""
+"""Makes facts of the condition of processes: from the later of two readings, with the differences to the earlier
+reading.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _FREE = 0.3
 
 
 class EarlierReadings:
-    """Keeps a reading of each job, so that the next look covers the time since. Safe for many threads.
+    """Keeps a reading of each job, so that the next look shows what changed since. Safe for many threads.
 
     A reading is an answer of ``read_conditions``.
     """
@@ -47,9 +49,10 @@ class EarlierReadings:
             self._keep(job, reading)
 
     def extend(self, job: str, readings: Sequence[_Reading]) -> list[_Reading]:
-        """Returns the kept reading and the last of ``readings``, or ``readings`` if none of 1 to 90 s before is kept.
+        """Returns the kept reading and the last of ``readings``; ``readings`` alone if no reading from 1 to 90 s before
+        is kept.
 
-        Keeps the last of ``readings`` for later looks when the kept one is older than 45 s, or absent.
+        Keeps the last of ``readings`` for later looks when the kept reading is older than 45 s, or absent.
         """
         last = readings[-1]
         with self._lock:
@@ -90,9 +93,9 @@ def _idle_ns() -> dict[int, int]:
 
 
 def idle_cpus_of(first: _Reading | None, second: _Reading) -> tuple[int, ...] | None:
-    """Returns the CPUs that were idle for 30 % of the time between two answers of ``read_conditions``, or longer.
+    """Returns the CPUs that were idle for at least 30 % of the time between two answers of ``read_conditions``.
 
-    None if that is not known.
+    None if an answer lacks the idle times.
     """
     before, now = (first or {}).get("idle"), second.get("idle")
     if first is None or not before or not now:

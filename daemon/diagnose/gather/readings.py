@@ -37,7 +37,9 @@ _T = TypeVar("_T")
 
 @dataclass
 class ReadingResult:
-    """The readings made in time. ``stacks`` and ``conditions``: up to two readings each, in their order."""
+    """The readings that were made in time. ``stacks`` and ``conditions``: up to two readings each, the earlier
+    first.
+    """
 
     stacks: list[list[ProcessStacks]] = field(default_factory=list)
     native: list[ProcessStacks] = field(default_factory=list)
@@ -46,7 +48,9 @@ class ReadingResult:
 
 
 class Readings:
-    """Reads the processes of ``job`` until ``deadline`` (time.monotonic()); native stacks of the pids ``native``."""
+    """Reads the processes of ``job`` until ``deadline`` (time.monotonic()); ``native``: pids whose native stacks are
+    read, too.
+    """
 
     def __init__(self, collector: Collector, job: str, native: Sequence[int], deadline: float) -> None:
         self._collector = collector
@@ -155,8 +159,8 @@ _MS = 1_000_000
 
 
 class TimeOuts:
-    """Keeps the time-outs of processes. A process is read again when it waits in other communicators than before. Safe
-    for many threads."""
+    """Keeps the time-outs of processes. A process is read again when it waits in a communicator that it did not wait in
+    before. Safe for many threads."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -196,7 +200,7 @@ class TimeOuts:
 
 
 def _time_outs(text: str, comms: Mapping[str, str]) -> tuple[TimeOut, ...]:
-    """Returns the time-out of each of ``comms``, which has their backends, by the groups in ``text``."""
+    """Returns the time-out of each of ``comms``, a communicator -> backend mapping, by the groups in ``text``."""
     groups = {name: (backend, int(ms)) for backend, ms, name in _GROUP.findall(text)}
     # NCCL's communicators have other names than groups, which do not matter if all groups are alike. A text that is cut
     # lacks groups.

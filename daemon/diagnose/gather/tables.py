@@ -1,4 +1,4 @@
-"""Reads rows as dicts: of live tables, and of statements that share one snapshot. Times are UTC ns."""
+"""Reads rows as dicts, from live tables and from statements that share one snapshot. Times are UTC ns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Collector(Protocol):
 
 
 def seconds_left(deadline: float) -> float:
-    """Returns the seconds to ``deadline`` (time.monotonic()), 0.05 at least."""
+    """Returns the seconds until ``deadline`` (time.monotonic()), at least 0.05."""
     return max(deadline - time.monotonic(), _LEAST_S)
 
 
@@ -62,9 +62,9 @@ def live_rows(
 def query_rows(
     queries: Engine, statements: Mapping[str, str], deadline: float
 ) -> tuple[dict[str, list[Row]], list[Missing]]:
-    """Returns the rows of each statement by its name, all of one snapshot, and the missing facts.
+    """Returns the rows of each statement by its name, all from one snapshot, and the missing facts.
 
-    No statement may have a row where its tables have none.
+    No statement may return a row when its tables are empty.
     """
     found: dict[str, list[Row]] = {}
     missing = []

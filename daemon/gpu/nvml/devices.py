@@ -1,4 +1,4 @@
-"""Finds the GPUs and MIG devices that NVML lists, with the facts that do not change while the driver runs."""
+"""Lists the GPUs and MIG devices of NVML, with the facts that do not change while the driver runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Device:
 
 
 def find_devices(calls: Calls) -> tuple[list[Device], dict[int, str]]:
-    """Returns the devices, MIG devices behind their GPU, and by number why a GPU cannot be opened.
+    """Returns the devices, MIG devices after their GPU; and by number of a GPU why it cannot be opened.
 
     Raises DriverFailed.
     """
@@ -98,7 +98,7 @@ def _add_migs(calls: Calls, gpu: Device) -> None:
 
 
 def bus_address(pci: Any) -> str | None:
-    """Returns the PCI address of a struct nvmlPciInfo_t as the kernel writes it: 0000:17:00.0; None for no address."""
+    """Returns the PCI address of a struct nvmlPciInfo_t in the kernel's form, 0000:17:00.0; None if it has none."""
     text = pci if isinstance(pci, str) else getattr(pci, "busId", None)
     text = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     domain, _, rest = (text or "").lower().partition(":")
@@ -147,8 +147,8 @@ def _board(calls: Calls, gpu: Device) -> Values:
 
 
 def _fabric(calls: Calls, gpu: Device) -> Values:
-    """Returns the cluster and clique that NVLink switches connect the GPU with; empty without NVLink switches."""
-    # Drivers before 545 have only the first version.
+    """Returns the cluster and clique in which NVLink switches connect the GPU; empty without NVLink switches."""
+    # Drivers before 545 have only the first version of the structure.
     versions = (
         ("nvmlDeviceGetGpuFabricInfoV", pynvml.c_nvmlGpuFabricInfo_v2_t()),
         ("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t()),
@@ -156,7 +156,7 @@ def _fabric(calls: Calls, gpu: Device) -> Values:
     for name, info in versions:
         if calls.ask(name, gpu.handle, ctypes.byref(info), device=gpu.key) is None:
             continue
-        # The driver writes one byte of the state.
+        # The driver writes only one byte of the state.
         if info.state & 0xFF != _REGISTERED or info.status != 0 or not any(info.clusterUuid):
             return {}
         return {"fabric_cluster": str(uuid.UUID(bytes=bytes(info.clusterUuid))), "fabric_clique": int(info.cliqueId)}
@@ -164,11 +164,14 @@ def _fabric(calls: Calls, gpu: Device) -> Values:
 
 
 def memory_of(calls: Calls, device: Device) -> dict[str, int]:
-    """Returns total, free, used and reserved bytes; no reserved bytes on a driver that counts them as used."""
+    """Returns total, free, used and reserved bytes. Some drivers count reserved bytes as used; then these are
+    left out.
+    """
     found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, pynvml.nvmlMemory_v2, device=device.key)
     made = {} if found is None else {"reserved_bytes": int(found.reserved)}
     if found is None:
-        # Drivers before 510 have only the first version, which is asked under another name: a refusal is kept by name.
+        # Drivers before 510 have only the first version of the function. It is asked under another name, since a
+        # refusal is kept by name.
         found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, device=f"{device.key} ")
     if found is None:
         return {}

@@ -1,4 +1,4 @@
-"""The devices of the node: what they are, and which are lost or gone."""
+"""The devices of the node: what they are, and which of them are lost or gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _SHARED = ("numa_node", "cpu_list", *_PCIE)
 
 
 class Fleet:
-    """``devices``: columns of gpu.devices by key. ``rows`` is for any thread, all else for one other thread."""
+    """The devices of the node. ``devices``: columns of gpu.devices by key. ``rows`` is for any thread, all else for one
+    other thread.
+    """
 
     def __init__(self) -> None:
         self.devices: Mapping[str, Row] = {}
@@ -32,7 +34,7 @@ class Fleet:
 
     @property
     def known(self) -> bool:
-        """Whether there was a device at any time."""
+        """Whether there has been a device at any time."""
         return bool(self.devices)
 
     @property
@@ -44,7 +46,9 @@ class Fleet:
         return f"{text}, driver {driver}" if driver else text if self.devices else ""
 
     def take(self, content: Content) -> dict[int, str | None]:
-        """Takes an answer; returns (GPUs lost since the last answer, with a reason, and GPUs that are back)."""
+        """Stores an answer. Returns the GPUs lost since the last answer, each with a reason, and the GPUs that are
+        back.
+        """
         if "devices" in content:
             self._take_devices(content)
         before, now = self.lost, {int(n): text[:200] for n, text in content.get("lost", {}).items()}
@@ -93,7 +97,7 @@ class Fleet:
         uuids = {facts.get("uuid") for facts in fresh.values()}
         before = {**self._gone, **self.devices}
         gone = [(key, facts) for key, facts in before.items() if facts.get("uuid") not in uuids]
-        # MIG devices come and go as their GPU is divided.
+        # MIG devices that are gone are not kept: they come and go as their GPU is divided.
         self._gone = dict([(key, facts) for key, facts in gone if facts.get("mig") is None][:MAX_DEVICES])
         self.devices = fresh
         self.backend = content.get("backend", "cuda")[:32]

@@ -1,6 +1,6 @@
-"""Owns the process that talks to the driver: starts it, asks it, gives it up, and starts it again.
+"""Owns the process that talks to the driver: starts it, polls it, gives it up when it hangs, and starts it again.
 
-Nothing here waits longer than its caller allows: the driver of a sick GPU may take minutes, or for ever.
+No call here waits longer than its caller allows: the driver of a sick GPU may take minutes, or never answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from probing.daemon.ipc import Channel, ChannelClosed, Header, Message, connect
 
 __all__ = ("Content", "Failure", "NvmlSession", "Reading")
 
-# The first poll loads the driver and may start each GPU, which takes seconds where no process keeps it awake.
+# The time for the first poll and for later polls, s. The first loads the driver and may start each GPU, which takes
+# seconds where no process keeps it awake.
 FIRST_S, POLL_S = 300.0, 30.0
 # The pause before the next start after one failure, two, and so on, s.
 RETRY_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
@@ -65,7 +66,7 @@ class _Header(TypedDict, total=False):
 class Reading(NamedTuple):
     """The answer to one poll.
 
-    ``asked``: the parts that were asked for; ``fresh``: this is the first answer of its process.
+    ``asked``: the requested parts; ``fresh``: this is the first answer of its process.
     """
 
     content: Content
@@ -77,8 +78,8 @@ class Reading(NamedTuple):
 class Failure:
     """Why the driver cannot be read. ``kind``: absent, mismatch, denied, lost, changed, hung or ended.
 
-    For hung: the ``call``, the ``device`` that the call asked about, and how long the call took, s. ``events``: events
-    that came before the failure.
+    If ``kind`` is hung: the ``call``, its ``device``, and how long the call took, s. ``events``: events that came
+    before the failure.
     """
 
     kind: str
@@ -90,7 +91,7 @@ class Failure:
 
 
 class NvmlSession:
-    """Polls the process, for one thread. ``absent`` returns why a start would be of no use, or an empty text."""
+    """Polls the process, for one thread. ``absent`` returns why a start would be useless, or an empty text."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class NvmlSession:
         self._retry_s = retry_s
         self._now = now
         self._channel: Channel | None = None
-        # Readable when the process that hung has ended at last.
+        # Becomes readable when the process that hung has ended at last.
         self._stuck: int | None = None
         self._pidfd: int | None = None
         self._waits_for = ""
@@ -115,7 +116,9 @@ class NvmlSession:
         self._parts: frozenset[str] = frozenset()
 
     def poll(self, wait_s: float, *, slow: bool, links: bool, pairs: bool) -> Reading | Failure | None:
-        """Returns the answer of the process, or why it does not answer; None: nothing new within ``wait_s`` seconds."""
+        """Returns the answer of the process, or why it does not answer; None if neither is known within ``wait_s``
+        seconds.
+        """
         try:
             if self._channel is None and (nothing := self._start()):
                 return nothing if isinstance(nothing, Failure) else None
@@ -136,7 +139,7 @@ class NvmlSession:
         return self._late()
 
     def again(self) -> None:
-        """Ends the process; the next poll starts a fresh one, which may find GPUs that this one has lost."""
+        """Ends the process; the next poll starts a new one, which may see GPUs that this one has lost."""
         self._end()
         self._due = 0.0
 
@@ -148,7 +151,7 @@ class NvmlSession:
         self._stuck = self._pidfd = None
 
     def _start(self) -> Failure | bool:
-        """Connects, if a start is due. Returns the failure; False: connected; True: a start is not due yet."""
+        """Connects if a start is due. Returns the failure; False if connected; True if no start is due yet."""
         if self._now() < self._due or self._still_stuck():
             return True
         if reason := self._absent():
@@ -159,7 +162,7 @@ class NvmlSession:
         return False
 
     def _still_stuck(self) -> bool:
-        """Whether the process that hung is still in the kernel: another one would only hang beside it."""
+        """Returns whether the process that hung is still in the kernel: a new process would hang, too."""
         if self._stuck is None:
             return False
         if not select.select([self._stuck], [], [], 0)[0]:
@@ -196,7 +199,7 @@ class NvmlSession:
         return answer
 
     def _ended(self) -> Failure:
-        """Returns the failure of a process that closed the connection; it may have sent the reason before."""
+        """Returns the failure of a process that closed the connection; the process may have sent the reason before."""
         try:
             last = self._answer(0.0) if self._channel is not None else None
             found = self._read(last) if last is not None else None

@@ -1,4 +1,4 @@
-"""Puts together the answer to one poll: devices, values, processes, links and events."""
+"""Assembles the answer to one poll: devices, values, processes, links and events."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _READ = {kind: process_list(name) for kind, name in _LISTS.items()}
 _UNKNOWN = (1 << 64) - 1
 _SHARES = ("sm_pct", "mem_pct", "encoder_pct", "decoder_pct")
 
-# The backend that NVML drives, in Probing's word. A process for another vendor would answer with its own word.
+# The backend that NVML drives, in Probing's word. A process for another vendor would answer another word.
 BACKEND = "cuda"
 
 
 class _ProcessReadings:
-    """Keeps, for each device, up to when samples of utilization were read, and which lists were empty."""
+    """Keeps for each device until when samples of utilization were read, and which lists were empty."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -43,7 +43,7 @@ class _ProcessReadings:
         ``slow``: read also the lists of graphics and MPS that were empty. Raises DeviceLost, DriverFailed.
         """
         if device.mig_mode:
-            # NVML lists the processes by MIG device.
+            # NVML lists these processes under their MIG device.
             return None
         found: dict[int, Values] = {}
         known = False
@@ -84,7 +84,7 @@ def _time(sample: tuple[int, ...]) -> int:
 
 
 def _percent(value: int) -> int | None:
-    """Drivers give numbers far above 100 where they have no sample."""
+    """Returns a percentage; None for numbers far above 100, which drivers return where they have no sample."""
     return value if value <= 100 else None
 
 
@@ -100,7 +100,7 @@ class Snapshots:
         self._driver: Values = {}
 
     def poll(self, *, slow: bool, links: bool, pairs: bool) -> Values:
-        """Returns the answer, as JSON can hold it. Raises DriverFailed.
+        """Returns the answer as JSON values. Raises DriverFailed.
 
         ``slow``: read error counters as well. ``links``: the links that have counters. ``pairs``: all links. The answer
         has lost GPUs in ``lost``: number -> reason.
@@ -138,7 +138,8 @@ class Snapshots:
 
     def _start(self) -> list[Device]:
         if self._library:
-            # pynvml asks the loader for the name of the library, and gets what is loaded under it already.
+            # pynvml asks the loader for the library by name, and gets the library that is already loaded under that
+            # name.
             try:
                 ctypes.CDLL(self._library)
             except OSError as e:
@@ -157,7 +158,7 @@ class Snapshots:
         return devices
 
     def _check(self, devices: list[Device]) -> None:
-        """Raises DriverFailed when NVML lists other devices than at the start: a fresh process reads them."""
+        """Raises DriverFailed when NVML lists other devices than at the start: a new process has to read them."""
         found, self._lost = find_devices(self._calls)
         gone = {device.device_id for device in devices} & self._lost.keys()
         before = {(d.key, d.uuid, d.mig_mode) for d in devices if d.device_id not in gone}
@@ -177,5 +178,5 @@ class Snapshots:
 
 
 def _version(number: int | None) -> str | None:
-    """12040 -> 12.4, as cuda.h numbers them."""
+    """Returns 12.4 for 12040, as cuda.h numbers versions."""
     return f"{number // 1000}.{number % 1000 // 10}" if number else None

@@ -1,4 +1,4 @@
-"""The source of the gpu tables: polls the process that talks to NVIDIA's driver, and makes rows of what it answers."""
+"""The source of the gpu tables: polls the process that talks to NVIDIA's driver, and makes rows from its answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _VENDOR = "0x10de"
 # The PCI class of display controllers: VGA and 3D.
 _CLASS = "0x03"
 
-# Time between two readings of error counters, of the ways between devices, and two looks for a GPU that was lost, s.
+# The time between two readings of error counters, of the ways between devices, and between two looks for a lost GPU, s.
 SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
 # The part of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8
@@ -50,7 +50,9 @@ _log = logging.getLogger(__name__)
 
 
 class NvmlSource(Source):
-    """GPUs of NVIDIA. A driver that is absent, hangs, or goes and comes back shows in ``states`` and gpu.events."""
+    """The source of NVIDIA's GPUs. A driver that is absent, hangs, or goes and comes back shows in ``states`` and
+    gpu.events.
+    """
 
     name = "nvml"
     table = UTILIZATION.name
@@ -137,8 +139,8 @@ class NvmlSource(Source):
                 self._add({"event": "driver_lost", "detail": failure.text})
 
     def _take(self, found: Reading, now: float) -> None:
-        """Takes an answer. After an answer that makes no sense the process is started anew, and the devices are
-        forgotten."""
+        """Makes rows from an answer. After an answer that makes no sense the process is started again, and the devices
+        are dropped."""
         try:
             self._took(found, now)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
@@ -161,7 +163,7 @@ class NvmlSource(Source):
             self._before.clear()
         changes = self._fleet.take(content)
         if found.fresh:
-            # Values that fit no column raise here, and not first in a query.
+            # A value that fits no column raises here, not later in a query.
             batch_of("gpu.devices", self._fleet.rows(self._node, pair.real_ns))
         self._note_lost(changes, now)
         self._problems = [problem[:200] for problem in content.get("problems", ())]
@@ -177,7 +179,7 @@ class NvmlSource(Source):
                 self._due["lost"] = now + LOST_S
             self._add({**self._fleet.gpu_row(str(number)), **event})
         if self._fleet.lost and now >= self._due["lost"]:
-            # A process that has the GPU open keeps the GPU from being reset, and does not see it come back.
+            # A process that has the GPU open prevents its reset, and does not see it come back.
             self._due["lost"] = now + LOST_S
             self._session.again()
 
@@ -243,7 +245,7 @@ class NvmlSource(Source):
 
 
 class _Off(Source):
-    """Stands in the place of the source where gpu.enabled is false."""
+    """Replaces the source where gpu.enabled is false."""
 
     name = "nvml"
 
@@ -256,7 +258,7 @@ class _Off(Source):
 
 
 def why_absent(sysfs: Path, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> str:
-    """Returns an empty text where the driver is loaded, by files alone; else NO_GPU, or that the driver of the GPUs is
+    """Returns an empty text if the driver is loaded, as files show; else NO_GPU, or that the driver of the GPUs is
     missing: then no process is started."""
     if (dev / "nvidiactl").exists() or (proc / "driver/nvidia/version").exists():
         return ""

@@ -54,7 +54,7 @@ class Topology:
         return rows
 
     def pairs(self, nvlinks: list[Values]) -> list[Values]:
-        """Returns the ways from each GPU to the others and to NICs; ``nvlinks`` are rows of ``counted``.
+        """Returns how each GPU is connected to other GPUs and to NICs; ``nvlinks`` are rows of ``counted``.
 
         Raises DriverFailed.
         """
@@ -73,7 +73,7 @@ class Topology:
         return [self._nvlink(gpu, link) for link in self._links[gpu.key]]
 
     def _state(self, gpu: Device, link: int) -> int | None:
-        # One link may be supported and another not: refusals are kept by the name ``device``, which names the link.
+        # One link may be supported and another not. Refusals are kept by ``device``, which here names the link.
         found = self._calls.ask("nvmlDeviceGetNvLinkState", gpu.handle, link, device=f"{gpu.key} {link}")
         return None if found is None else int(found)
 
@@ -137,7 +137,9 @@ class Topology:
         return row | {"crc_errors": sum(bad) if bad else None}
 
     def _near(self, gpu: Device) -> Values:
-        """Returns the NUMA node and CPUs near a GPU, by the driver: sysfs does not show the GPU in this container."""
+        """Returns the NUMA node and CPUs near a GPU, as the driver says: in this container sysfs does not show
+        the GPU.
+        """
         nodes = self._calls.ask("nvmlDeviceGetMemoryAffinity", gpu.handle, 1, _NODE_SCOPE, device=gpu.key)
         cpus = self._calls.ask("nvmlDeviceGetCpuAffinity", gpu.handle, _CPU_WORDS, device=gpu.key)
         near = _bits(nodes)
@@ -201,7 +203,7 @@ def _bits(words: Any) -> list[int]:
 
 
 def _ranges(numbers: list[int]) -> str | None:
-    """[0, 1, 2, 5] -> 0-2,5"""
+    """Returns 0-2,5 for [0, 1, 2, 5]."""
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
     pairs = zip(starts, ends, strict=True)
@@ -209,7 +211,7 @@ def _ranges(numbers: list[int]) -> str | None:
 
 
 def _links_between(gpu: Device, other: Device, nvlinks: list[Values]) -> int:
-    """Returns the number of NVLinks from ``gpu`` to ``other``: direct links, else links over NVLink switches."""
+    """Returns the number of NVLinks from ``gpu`` to ``other``: direct links, or else links through NVLink switches."""
     up = [row for row in nvlinks if row["kind"] == "nvlink" and row["state"] == "up"]
     direct: int = sum(row["device"] == gpu.key and row["peer"] == other.bus_id for row in up)
     if direct:

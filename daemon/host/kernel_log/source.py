@@ -1,4 +1,4 @@
-"""The source of process.kmsg: the kernel log, read each second without waiting; of each kind of line a burst is stored,
+"""The source of process.kmsg: reads the kernel log each second without waiting. Of each kind of line it stores a burst,
 and then some lines a second.
 """
 
@@ -32,14 +32,16 @@ class _Bucket:
 
 
 class Allowance:
-    """``burst`` lines of a kind at once, ``rate`` a second in the long run."""
+    """Limits lines of one kind to ``burst`` at once, and ``rate`` a second in the long run."""
 
     def __init__(self, burst: int, rate: float) -> None:
         self._burst, self._rate = burst, rate
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, kind: str, now_ns: int) -> int | None:
-        """Returns the number of lines of ``kind`` left out since the last stored line; None: leave this line out."""
+        """Returns the number of lines of ``kind`` suppressed since the last stored line; None: suppress this
+        line, too.
+        """
         bucket = self._buckets.setdefault(kind, _Bucket(self._burst, now_ns))
         seconds = max(0, now_ns - bucket.at_ns) / 1e9
         bucket.left, bucket.at_ns = min(self._burst, bucket.left + seconds * self._rate), now_ns
@@ -52,18 +54,18 @@ class Allowance:
 
 MAX_READS = 4_096
 BURST, RATE = 100, 1.0
-# The allowance for lines of kind other: a report of memory that ran out has two hundred of them.
+# The allowance for lines of kind other: a report that memory ran out has two hundred lines.
 OTHER_BURST, OTHER_RATE = 400, 5.0
 MAX_PROCESSES = 4_096
 _OTHER = Meaning("other")
-# By how much a time of the log may be off against the start of a process: their clocks differ, and a start is exact
-# to a tick.
+# How much a time of the log may differ from the start of a process: their clocks differ, and a start is exact to a
+# tick.
 _SLACK_NS = 2_000_000_000
 
 
 class KernelLogSource(Source):
-    """``path``: the kernel log. Where the log is absent or may not be read, the source is stopped, and tries again each
-    minute."""
+    """Stores lines of the kernel log, ``path``. If the log is absent or may not be read, the source is stopped, and
+    tries again each minute."""
 
     name = "kernel_log"
     table = KMSG.name
@@ -109,7 +111,7 @@ class KernelLogSource(Source):
             self._failed(e)
             return
         rows = list(self._rows(chunk, pair))
-        # The records that were there at the first look are older than the daemon.
+        # The records at the first look are older than the daemon.
         self._caught_up = self._caught_up or not chunk.more
         self._last_ns = pair.real_ns
         if rows:

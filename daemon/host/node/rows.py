@@ -1,6 +1,6 @@
-"""Rows of host.memory, host.disk and host.pressure from what a reader found, and from the look before.
+"""Makes rows of host.memory, host.disk and host.pressure from a reader's answer and the previous answer.
 
-A counter that goes back, or is new, has no difference.
+A counter that went back, or is new, has no difference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _FORGET_NS = 600_000_000_000
 
 
 class Growth:
-    """Remembers the last counters of each key. A key names one life of a thing: a number or a path may come again."""
+    """Remembers the last counters of each key. A key stands for one life of a thing, since a number or a path may be
+    reused.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -32,7 +34,8 @@ class Growth:
         return len(self._last)
 
     def since(self, key: Hashable, mono_ns: int, counters: Mapping[str, int]) -> dict[str, int]:
-        """Returns the growth of each counter since the last call, and ``wall_ns``, the time since; empty at the first.
+        """Returns the growth of each counter since the last call, and ``wall_ns``, the time since then; empty at the
+        first call.
 
         A counter that went back, wrapped, or was not there before is left out.
         """
@@ -45,7 +48,7 @@ class Growth:
         return {**grown, "wall_ns": mono_ns - before_ns}
 
     def forget(self, now_ns: int) -> None:
-        """Forgets keys that were not seen for ten minutes."""
+        """Drops keys that were not seen for ten minutes."""
         for key in [key for key, (at_ns, _) in self._last.items() if at_ns < now_ns - _FORGET_NS]:
             del self._last[key]
 
@@ -54,7 +57,7 @@ _SECTOR = 512
 _MS = 1_000_000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _AVERAGES = ("avg10_pct", "avg60_pct", "avg300_pct")
-# Counters of /proc/PID/io and diskstats, and the columns of host.disk that have their growth.
+# Counters of /proc/PID/io and diskstats, and the columns of host.disk with their growth.
 _PROCESS_COUNTERS = {
     "syscr": "reads",
     "syscw": "writes",
@@ -79,7 +82,7 @@ _Found = Mapping[str, Any]
 
 
 class NodeRows:
-    """Makes rows without ``node`` and ``ts``. A thing that was never seen before has no differences."""
+    """Makes rows without ``node`` and ``ts``. A thing that is seen for the first time has no differences."""
 
     def __init__(self) -> None:
         self._growth = Growth()
@@ -107,7 +110,7 @@ class NodeRows:
         self._growth.forget(mono_ns)
 
     def disks(self, found: _Found, watched: Sequence[Identity]) -> Iterator[Row]:
-        """Yields a row of each disk and process that did something since the last look."""
+        """Yields a row for each disk and process that did something since the last look."""
         mono_ns = found["mono_ns"]
         for name, counters in found["disks"].items():
             grown = self._growth.since(("disk", name, counters["life"]), mono_ns, counters)
@@ -126,7 +129,7 @@ class NodeRows:
                 yield {"scope": "process", **_identity(who), **values, "wall_ns": grown["wall_ns"]}
 
     def pressure(self, found: _Found, watched: Sequence[Identity]) -> Iterator[Row]:
-        """Yields a row of each resource of the node, and of each group."""
+        """Yields a row for each resource of the node, and of each group."""
         mono_ns = found["mono_ns"]
         yield from self._pressures({"scope": "node"}, found["pressure"], "", mono_ns)
         for key, who in _members(found, watched, "pressure_group").items():
@@ -159,7 +162,7 @@ class NodeRows:
 
 
 def _members(found: _Found, watched: Sequence[Identity], name: str) -> dict[str, list[Identity]]:
-    """The watched processes in each group that was read, by its key."""
+    """Returns the watched processes in each group that was read, by the key of the group."""
     groups = found[f"{name}s"]
     members: dict[str, list[Identity]] = {}
     for who, seen in zip(watched, found["processes"], strict=False):

@@ -24,16 +24,17 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 __all__ = ("NodeSource", "SpaceSource")
 
 TIMEOUT_S = 1.0
-# Time between two looks at file systems, and to the first look, so that nobody waits for it after a start, s.
+# The time between two looks at file systems, and before the first look, so that no caller waits for it after a start,
+# s.
 SPACE_INTERVAL_S, FIRST_SPACE_S = 30.0, 2.0
-# Looks in which a silent file system is not asked: it keeps a reader until it answers.
+# A file system that did not answer is not asked for this many looks, since it keeps a reader busy until it answers.
 SILENT_TURNS = 120
 MAX_WATCHED = 1_024
 _ROLES = ("trainer", "data_loader", "launcher")
 
 
 class _HostSource(Source):
-    """Puts rows with ``node`` and ``ts``, and reports why a reader did not answer."""
+    """A source that puts rows with ``node`` and ``ts``, and reports why a reader did not answer."""
 
     def __init__(
         self, readers: ReaderPool, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
@@ -59,7 +60,7 @@ class _HostSource(Source):
 
 
 class NodeSource(_HostSource):
-    """Memory, disks and pressure."""
+    """Reads memory, disks and pressure."""
 
     name = "host"
     table = MEMORY.name
@@ -87,7 +88,9 @@ class NodeSource(_HostSource):
 
 
 class SpaceSource(_HostSource):
-    """How full file systems are. File systems that other machines serve are asked one by one, each with a deadline."""
+    """Reads how full file systems are. File systems that other machines serve are asked one by one, each with a
+    deadline.
+    """
 
     name = "file_systems"
     table = FILE_SYSTEMS.name
@@ -140,7 +143,7 @@ class SpaceSource(_HostSource):
         try:
             space = self._ask("space", point=point)
         except TargetTimeout:
-            # A single time-out can come from the lack of a free reader.
+            # A single time-out may mean that no reader was free.
             again = point in self._timeouts
             self._timeouts ^= {point}
             if again:

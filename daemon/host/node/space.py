@@ -1,7 +1,7 @@
 """Reads how full the node's file systems and the shared memory of watched processes are, in a reader.
 
-A file system that another machine serves is asked alone, since the question may never be answered. psutil knows neither
-inodes nor devices nor the mounts of another process.
+A file system that another machine serves is asked in a request of its own, since it may never answer. psutil knows
+neither inodes nor devices nor the mounts of another process.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ("answer_space", "chosen_mounts", "space_of")
 MAX_LOCAL = 64
 MAX_SERVED = 16
 MAX_TARGETS = 256
-# Types of file systems that are left out: images, which are always full; FUSE of a desktop or a container; mounts that
-# wait for their first use.
+# Types of file systems that are left out: images, which are always full; FUSE of a desktop or a container; automount
+# points.
 _NO_SPACE = (
     "squashfs",
     "iso9660",
@@ -77,7 +77,7 @@ def space_of(path: bytes | str) -> dict[str, int] | None:
 
 
 def chosen_mounts(mounts: list[Mount]) -> tuple[list[Mount], list[Mount]]:
-    """Returns the local mounts with space of their own, and the mounts that other machines serve; each device once."""
+    """Returns the local mounts that have space, and the mounts that other machines serve; each device once."""
     local: dict[str, Mount] = {}
     served: dict[str, Mount] = {}
     # Of two mounts on one directory the later one hides the other.
@@ -113,13 +113,13 @@ def _shared(pid: int, start_ns: int) -> dict[str, object] | None:
     try:
         with Target(pid, start_ns) as target:
             mount = mount_of(parse_mounts(target.read("mountinfo", MAX_MOUNTINFO)), path=_SHARED_MEMORY)
-            # A container may have put another file system there, which need not answer.
+            # A container may have another file system there, which may not answer.
             if mount is None or mount.kind != "tmpfs":
                 return None
             space = space_of(f"/proc/self/fd/{target.dir_fd}/root/dev/shm")
             return None if space is None else {**_named(mount), **space}
     except ProbingError:
-        return None  # it ended, or may not be read
+        return None  # the process ended, or may not be read
 
 
 def _named(mount: Mount) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _mounts(pid: int) -> list[Mount]:
 
 
 def _root() -> bytes:
-    """The root of the first process, whose mounts are the node's; the reader's own root where that may not be read."""
+    """Returns the root of the first process, whose mounts are the node's; the reader's root if that may not be read."""
     try:
         os.listdir("/proc/1/root/proc/1")  # noqa: PTH208
     except OSError:

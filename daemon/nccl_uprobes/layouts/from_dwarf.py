@@ -54,7 +54,7 @@ _UNREAD = ("aranges", "frame", "line", "loc", "pubnames", "pubtypes", "ranges", 
 _MAX_SECTION = 64 << 20
 _MAX_CONSTANTS = 64 << 20
 _VERSION = re.compile(rb"(?<![^\0])NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})\+cuda")
-# The struct has some 1 MB.
+# The limit of the size of struct ncclComm, which has some 1 MB.
 _MAX_STRUCT = 64 << 20
 _NEEDED = ("comm_hash", "rank", "nranks", "cuda_device")
 _SINCE_2_26 = "config.trafficClass"
@@ -70,11 +70,12 @@ _Members = dict[str, tuple[int, DIE]]
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """Returns the parser's request ``nccl_layout`` (``known``: build ids in hex; one descriptor: the library).
+    """Returns the handler of the parser's request ``nccl_layout`` (``known``: build ids in hex; one descriptor: the
+    library).
 
     Answers JSON with the keys of Layout, ``version`` as from ``nccl_version``, ``known`` (whether the build is in the
-    request's list) and ``why``. ``comm`` and ``info`` are null for a known build, and for a build without a layout;
-    then ``why`` holds the reason.
+    request's list) and ``why``. ``comm`` and ``info`` are null for a known build. They are also null for a build
+    without a layout; then ``why`` has the reason.
     """
     return {"nccl_layout": _answer}
 
@@ -89,7 +90,7 @@ class Layout(TypedDict):
 
 
 def nccl_layout(fd: int) -> Layout:
-    """Returns the layouts of the libnccl open at ``fd``, which the caller keeps.
+    """Returns the layouts of the libnccl with descriptor ``fd``, which the caller keeps.
 
     Raises UnsupportedTarget for a library that is stripped or damaged.
     """
@@ -110,7 +111,9 @@ def nccl_layout(fd: int) -> Layout:
 
 
 def nccl_version(elf: Elf) -> str | None:
-    """Returns "2.27.5", say, from the text that NCCL prints (showVersion in init.cc), also of stripped libraries."""
+    """Returns a version such as "2.27.5", from the text that NCCL prints (showVersion in init.cc); stripped libraries
+    have it, too.
+    """
     found = _VERSION.search(elf.section(".rodata", _MAX_CONSTANTS))
     return found[1].decode() if found else None
 
@@ -167,7 +170,7 @@ def _layout(die: DIE, wanted: Mapping[str, tuple[str, ...]], needed: tuple[str, 
         if found := next((members[spelling] for spelling in spellings if spelling in members), None):
             layout[name] = found[0]
     if "seq_number" in layout:
-        # Before 2.26 NCCL counted only under a profiler (ncclProfilerStartTaskEvents in profiler.cc).
+        # Before 2.26 NCCL counted operations only under a profiler (ncclProfilerStartTaskEvents in profiler.cc).
         if _SINCE_2_26 in members:
             layout["seq_count"] = _array_length(members["seqNumber"][1])
         else:
@@ -177,12 +180,12 @@ def _layout(die: DIE, wanted: Mapping[str, tuple[str, ...]], needed: tuple[str, 
 
 
 def _check(comm: Mapping[str, int]) -> None:
-    """Raises UnsupportedTarget unless the five fields are in a row, with a magic word at each end or at no end."""
+    """Raises UnsupportedTarget unless the five fields follow each other, with a magic word at both ends or at none."""
     first = comm["comm_hash"]
     row = (comm["rank"], comm["nranks"], comm["cuda_device"], comm.get("nvml_device", first + 20))
     guards = (comm.get("start_magic"), comm.get("end_magic"))
     if row != (first + 8, first + 12, first + 16, first + 20) or guards not in ((None, None), (0, comm["size"] - 8)):
-        raise UnsupportedTarget("struct ncclComm of this library is laid out in a way that is not known")
+        raise UnsupportedTarget("struct ncclComm of this library has an unknown layout")
 
 
 def _members(record: DIE, depth: int = 0) -> _Members:
@@ -237,7 +240,7 @@ def _record(die: DIE) -> DIE | None:
 
 
 def _array_length(die: DIE) -> int:
-    """Returns the length of a one-dimensional array; 0 if not known."""
+    """Returns the length of a one-dimensional array; 0 if unknown."""
     found = _type(die)
     if found is None or found.tag != "DW_TAG_array_type":
         return 0

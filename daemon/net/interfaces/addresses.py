@@ -1,7 +1,7 @@
 """IP addresses of network interfaces, by netlink (rtnetlink(7), RTM_GETADDR).
 
-A parser asks, over a socket that the collector made: the kernel answers only while no driver holds the lock that all
-interfaces share.
+A parser asks over a socket that the collector made, since it may have to wait: the kernel does not answer while a
+driver holds the lock that all interfaces share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from probing.daemon.net.netlink import attributes, dump, messages
 __all__ = ("handlers", "read_addresses")
 
 _GET, _NEW = 22, 20
-# struct ifaddrmsg: family, prefix length, flags, scope, index of the interface.
+# struct ifaddrmsg: family, prefix length, flags, scope, interface index.
 _MESSAGE = struct.Struct("=BBBBI")
 _ADDRESS, _LOCAL = 1, 2
 MAX_BYTES = 1 << 20
@@ -45,7 +45,7 @@ def read_addresses(sock: socket.socket) -> dict[str, list[str]]:
                 continue
             index = _MESSAGE.unpack_from(piece, begin)[4]
             values = {k: piece[b:e] for k, b, e in attributes(piece, begin + _MESSAGE.size, end)}
-            # On a point-to-point link, IFA_ADDRESS is the address of the peer.
+            # On a point-to-point link, IFA_ADDRESS is the peer's address.
             raw = values.get(_LOCAL) or values.get(_ADDRESS)
             if raw is not None and len(raw) in (4, 16):
                 found.setdefault(str(index), []).append(str(ipaddress.ip_address(raw)))

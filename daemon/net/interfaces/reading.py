@@ -1,4 +1,4 @@
-"""The reader's part: counters and state of network interfaces.
+"""Reads counters and state of network interfaces, in a reader.
 
 proc_net(5), Documentation/ABI/testing/sysfs-class-net. Reads of speed wait for a lock that a driver can hold for ever.
 psutil reads them with all else, lacks four of the twelve counters, and knows only its own network namespace.
@@ -35,9 +35,9 @@ def handlers() -> dict[str, Callable[[Header], Message]]:
 
 
 def read_links(targets: list[Any], node: Sequence[int] = ()) -> list[list[Any] | None]:
-    """Returns a [network namespace, text of /proc/net/dev] for the node, then one for each process ([pid, start_ns]) of
-    ``targets``; None where it cannot be read. ``node``: processes in the node's namespace; the first readable one
-    counts."""
+    """Returns [network namespace, text of /proc/net/dev] of the node, then of each process ([pid, start_ns]) of
+    ``targets``; None where it cannot be read. ``node``: processes in the node's namespace; the first readable one is
+    used."""
     of_node = next(filter(None, (_links(pid, 0) for pid in (*node, os.getpid()))), None)
     return [of_node, *(_links(int(pid), int(start_ns)) for pid, start_ns in targets[:MAX_NAMESPACES])]
 
@@ -53,9 +53,9 @@ def _links(pid: int, start_ns: int) -> list[Any] | None:
 
 
 def read_details(root: Path | None = None, node: Sequence[int] = ()) -> dict[str, dict[str, object]]:
-    """Returns by interface of the node: kind, operstate, mtu, speed (Mb/s), carrier_changes and ifindex.
+    """Returns for each interface of the node: kind, operstate, mtu, speed (Mb/s), carrier_changes and ifindex.
 
-    A value that the kernel does not give is None.
+    A value that the kernel lacks is None.
     """
     root = root or node_sysfs("net", node)
     return {clean_text(name, 32): _details(root / name) for name in _names(root)}

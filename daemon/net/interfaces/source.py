@@ -40,8 +40,8 @@ MAX_LINES = 1_024
 AGAIN_S = 300.0
 _MOST = (1 << 63) - 1
 _LINE = re.compile(r"\s*(.{1,64}?):\s*((?:\d{1,20}\s+){15}\d{1,20})\s*")
-# The place of each of INTERFACE_COUNTERS in a line: received are bytes, packets, errs, drop, fifo, frame, compressed,
-# multicast; sent are bytes, packets, errs, drop, fifo, colls, carrier, compressed.
+# The index of each of INTERFACE_COUNTERS in a line, which has received bytes, packets, errs, drop, fifo, frame,
+# compressed, multicast; then sent bytes, packets, errs, drop, fifo, colls, carrier, compressed.
 _PLACES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 14)
 _TEXTS = ("job", "kind", "operstate", "addresses")
 _RATES = {
@@ -55,7 +55,7 @@ _RATES = {
 class _Interface(NamedTuple):
     """An interface in one reading. ``counters``: in the order of COUNTED, UNKNOWN for a counter that was not read.
 
-    Speed in Mb/s; None: not known.
+    ``speed`` in Mb/s; None: unknown.
     """
 
     name: str
@@ -92,7 +92,7 @@ def _interface_batch(
     differences: Differences,
     rows: npt.NDArray[np.intp],
 ) -> pa.RecordBatch:
-    """Returns ``rows`` of one reading; ``ts_ns`` is UTC."""
+    """Returns the ``rows`` of one reading as a batch; ``ts_ns`` is UTC."""
     count = len(rows)
     each = np.arange(count)
     kept = [interfaces[row] for row in rows]
@@ -148,7 +148,7 @@ class _Addresses:
 
 
 class InterfaceSource(Source):
-    """Reads the counters of all interfaces each time, and their details, which change seldom, every 10 s."""
+    """Reads the counters of all interfaces each time, and every 10 s their details, which seldom change."""
 
     name = "interfaces"
     table = INTERFACES.name
@@ -203,7 +203,7 @@ class InterfaceSource(Source):
         return [totals.of(self.name, self.table, state="degraded" if "links" in self._reasons else "", reason=reason)]
 
     def _ask(self, what: str, read: Callable[[], None]) -> None:
-        """Calls ``read``, unless ``what`` timed out lately: a reader that hangs in the kernel stays there."""
+        """Calls ``read``, unless ``what`` timed out lately: a reader that hangs in the kernel cannot be freed."""
         if self._pauses.held(what):
             return
         try:
@@ -245,7 +245,7 @@ class InterfaceSource(Source):
     def _interfaces(
         self, keys: Sequence[ProcessKey | None], found: Sequence[tuple[int, str] | None]
     ) -> Iterator[_Interface]:
-        """Yields the interfaces in ``found``. ``keys``: a process in each namespace; None for the node's namespace. A
+        """Yields the interfaces of an answer. ``keys``: a process in each namespace; None for the node's namespace. A
         namespace that was read before is left out: jobs may share the node's namespace."""
         seen: set[int] = set()
         for key, (netns, text) in ((key, one) for key, one in zip(keys, found, strict=False) if one):
@@ -271,7 +271,7 @@ class InterfaceSource(Source):
 
 
 def _moved(differences: Differences) -> npt.NDArray[np.bool_]:
-    """Returns the mask of the rows in which a counter other than multicast rose."""
+    """Returns the mask of the rows in which a counter other than multicast grew."""
     quiet = [_COUNTED.index("multicast")]
     rise = np.delete(np.where(differences.missing, 0, differences.rise), quiet, axis=1)
     return np.asarray((rise > 0).any(axis=1))

@@ -1,7 +1,7 @@
-"""The parser's part: queue pairs of RDMA devices with their processes, by netlink (RDMA_NLDEV).
+"""Reads the queue pairs of RDMA devices with their processes, by netlink (RDMA_NLDEV), in a parser.
 
 include/uapi/rdma/rdma_netlink.h and drivers/infiniband/core/nldev.c of the kernel. The kernel asks the card about each
-queue pair, so the answer may never come. Pids are as in the PID namespace of the parser.
+queue pair, so it may never answer. Pids are those of the parser's PID namespace.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _qps(sock: socket.socket, device: int) -> Iterator[_QueuePair]:
 
 
 def _peers(sock: socket.socket, device: int) -> dict[int, str]:
-    """The addresses of the peers of queue pairs that the connection manager made, by the number of the queue pair."""
+    """Returns the addresses of peers by number of the queue pair, for queue pairs that the connection manager made."""
     found = {}
     for values in _entries(sock, _CM_ID_GET, device, _CM_IDS):
         address = _address(values.get(_DST, b""))
@@ -151,7 +151,7 @@ def _number(value: bytes) -> int:
 
 
 def _address(raw: bytes) -> str | None:
-    """The text of a struct sockaddr_storage of IPv4 or IPv6, with its port."""
+    """Returns a struct sockaddr_storage of IPv4 or IPv6 as text with its port; None for another family."""
     if len(raw) < 28:
         return None
     (family,) = struct.unpack_from("=H", raw)

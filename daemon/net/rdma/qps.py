@@ -1,4 +1,4 @@
-"""The source of rdma.qps: queue pairs with their processes, asked of the kernel for each query."""
+"""The source of rdma.qps: queue pairs with their processes, read from the kernel for each query."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ TIMEOUT_S = 3.0
 
 
 class QueuePairs(Source):
-    """A parser asks, over a socket made here: a card that hangs keeps the parser, not the collector."""
+    """Reads queue pairs. A parser asks over a socket made here: a card that hangs blocks the parser, not the
+    collector.
+    """
 
     name = "rdma_qps"
     table = QPS.name
@@ -48,7 +50,7 @@ class QueuePairs(Source):
         return {self.table: self.rows}
 
     def rows(self, pair: ClockPair) -> pa.RecordBatch:
-        """Returns rdma.qps as of now; no rows, and a reason in ``states``, where the kernel does not answer."""
+        """Returns rdma.qps as of now; no rows, and a reason in ``states``, if the kernel does not answer."""
         try:
             found = self._read()
             self._reason = first_of(found["problems"])
@@ -66,10 +68,10 @@ class QueuePairs(Source):
 
     def _read(self) -> QueuePairsRead:
         if not payload_of(list[str], self._readers.call("rdma_devices", timeout=TIMEOUT_S, node=node_processes())):
-            # The kernel would try to load a module for the socket.
+            # Without this check the kernel would try to load a module for the socket.
             return {"qps": [], "problems": []}
         if self._pauses.held("netlink"):
-            raise UnsupportedTarget("queue pairs are not asked for, as the kernel did not answer lately")
+            raise UnsupportedTarget("queue pairs are not read, as the kernel did not answer lately")
         try:
             with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_RDMA) as sock:
                 answer = self._parsers.call("rdma_qps", fds=[sock.fileno()], timeout=TIMEOUT_S)

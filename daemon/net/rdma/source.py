@@ -28,7 +28,7 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("RdmaPorts",)
 
-# A port as ``reading.PortReader`` reads it.
+# A port as ``reading.PortReader`` returns it.
 _TEXTS = ("hca", "link_layer", "state", "phys_state", "rate", "netdev", "bus_id")
 _RATES = {
     "sent_gbps": ("port_xmit_data_bytes", 8e-9),
@@ -39,7 +39,9 @@ _RATES = {
 
 
 class _Readings(NamedTuple):
-    """``values[port, counter]`` in the order of COUNTED, UNKNOWN where a port has no such counter."""
+    """A reading of all ports. ``values[port, counter]`` in the order of COUNTED, UNKNOWN if a port has no such
+    counter.
+    """
 
     ports: Sequence[Row]
     names: Sequence[tuple[str, int]]
@@ -54,7 +56,7 @@ def _readings(ports: Sequence[Row]) -> _Readings:
 
 
 def _port_batch(node: str, ts_ns: int, found: _Readings, differences: Differences) -> pa.RecordBatch:
-    """Returns the rows of one reading; ``ts_ns`` is UTC."""
+    """Returns the rows of one reading as a batch; ``ts_ns`` is UTC."""
     count = len(found.ports)
     each = np.arange(count)
     rates = [nan if (rate := port.get("rate_gbps")) is None else rate for port in found.ports]
@@ -82,15 +84,15 @@ def _port_batch(node: str, ts_ns: int, found: _Readings, differences: Difference
 
 
 TIMEOUT_S = 2.0
-# Time for the answer of a device that is asked alone, since a request for all devices had no answer, s.
+# The time for the answer of a device that is asked alone, after a request for all devices had no answer, s.
 ALONE_S = 0.5
-# Time between two reads of state, rate and the list of devices, which change seldom and ask the firmware, s.
+# The time between two reads of state, rate and the list of devices, which seldom change and need the firmware, s.
 DETAILS_S = 5.0
 
 
 class RdmaPorts(Source):
-    """Sends one request to a reader for all devices. Without an answer each device is asked alone, and devices that do
-    not answer pause for a while: their rows are missing, and the state says so."""
+    """Reads RDMA ports, with one request to a reader for all devices. If there is no answer, each device is asked
+    alone, and devices that do not answer pause for a while: their rows are missing, and the state says so."""
 
     name = "rdma_ports"
     table = PORTS.name

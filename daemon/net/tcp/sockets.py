@@ -1,9 +1,9 @@
-"""Sockets of watched processes: a sock_diag socket in each of their network namespaces, the owner of each TCP socket,
-and the rows of net.sockets.
+"""The sockets of watched processes: opens a sock_diag socket in each of their network namespaces, finds the owner of
+each TCP socket, and makes the rows of net.sockets.
 
-A look at all descriptors of a process takes microseconds for each descriptor, so it is taken only when processes or
-sockets are new, and not often. The addresses of sockets are kept for a while after they closed: an error names a peer
-by the address of a socket that is closed by then.
+A look at all descriptors of a process takes microseconds for each descriptor, so it happens only when processes or
+sockets are new, and not often. The addresses of closed sockets are kept for a while: an error names a peer by the
+address of a socket that is closed by then.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from probing.daemon.source import Identity, ProcessKey
 __all__ = ("KEPT_NS", "MAX_ROWS", "DiagSockets", "Endpoints", "Owners")
 
 TIMEOUT_S = 1.0
-# Each open socket keeps its namespace alive, so none stays open longer than a watched process is there.
+# An open socket keeps its namespace alive, so it is closed when the last watched process of the namespace has ended.
 MAX_NAMESPACES = 256
 
 
 class DiagSockets:
-    """Sockets of sock_diag by namespace. Not safe for two threads at once."""
+    """The sock_diag sockets by namespace. Not safe for two threads."""
 
     def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
@@ -47,12 +47,12 @@ class DiagSockets:
 
     @property
     def namespaces(self) -> Iterable[int]:
-        """The namespaces with an open socket, by the inode of /proc/PID/ns/net."""
+        """Returns the namespaces with an open socket, by the inode of /proc/PID/ns/net."""
         return list(self._open)
 
     @property
     def refused(self) -> Iterable[int]:
-        """The namespaces in which no socket could be opened, by the inode of /proc/PID/ns/net."""
+        """Returns the namespaces in which no socket could be opened, by the inode of /proc/PID/ns/net."""
         return list(self._refused)
 
     def of(self, netns: int) -> socket.socket:
@@ -106,20 +106,20 @@ class DiagSockets:
 
 _MAX_PROCESSES = 1_024
 OWNERS_TIMEOUT_S = 2.0
-# The longest time between two looks, and the shortest, even with new sockets (not with new processes), s.
+# The longest time between two looks, s, and the shortest, s; new processes cause a look earlier, new sockets do not.
 AT_LEAST_S = 60.0
 SOON_S = 5.0
-# The part of a core that looks may take.
+# The share of a core that looks may take.
 _SHARE = 1 / 400
-# Of the processes that share a socket, the process whose role comes first owns it: data loaders inherit the sockets of
-# their trainer.
+# If several processes share a socket, the process whose role comes first here owns it: data loaders inherit the sockets
+# of their trainer.
 _ORDER = ("trainer", "launcher", "other", "data_loader")
 _Integers = npt.NDArray[np.int64]
 
 
 class Owners:
-    """The owners of sockets. ``processes``: those of the last look; ``of`` returns their indices. Not safe for two
-    threads at once."""
+    """The owners of sockets. ``processes``: the processes of the last look; ``of`` returns indices in it. Not safe for
+    two threads."""
 
     def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
@@ -133,7 +133,7 @@ class Owners:
         self._error: ProbingError | None = None
 
     def refresh(self, watched: Sequence[Identity]) -> None:
-        """Looks again if a look is due. Raises ProbingError when the reader does not answer, or did not lately."""
+        """Looks again if a look is due. Raises ProbingError if the reader does not answer, or did not answer lately."""
         now = time.monotonic()
         if self._error is not None and now < self._due:
             raise self._error
@@ -143,7 +143,7 @@ class Owners:
         if not new and not (self._unknown and now >= self._due) and now < self._looked + AT_LEAST_S:
             return
         if new and now < self._due and set(keys) <= set(self.processes):
-            return  # some have ended: their sockets are gone, too
+            return  # some processes have ended, and their sockets are closed
         self._look(keys, now)
 
     def of(self, inodes: _Integers) -> _Integers:
@@ -154,7 +154,7 @@ class Owners:
         return np.where(self._inodes[place] == inodes, self._owners[place], -1)
 
     def unknown(self, found: bool) -> None:
-        """Reports whether there are new sockets that nobody was seen to hold."""
+        """Tells that there are new sockets whose owner no look has shown."""
         self._unknown |= found
 
     def _look(self, keys: list[ProcessKey], now: float) -> None:
@@ -165,9 +165,10 @@ class Owners:
         except ProbingError as e:
             self._error = e
             raise
-        # On a busy machine a look takes long and costs little.
+        # By CPU time: on a busy machine a look takes long and costs little.
         self._due = now + max(SOON_S, cpu_s / _SHARE)
-        # A process that was not reached in time is looked at again; a process that ended is soon watched no more.
+        # A process that was not reached in time is looked at again; a process that ended will not be watched much
+        # longer.
         self._looked, self._unknown = now, None in held
         self.processes = keys
         namespaces: dict[int, ProcessKey] = {}
@@ -201,7 +202,7 @@ _Array = npt.NDArray[Any]
 
 
 class _Held(NamedTuple):
-    """Sockets (SOCKET) of a namespace at ``seen_ns`` (UTC). ``process``: index of the owner of each in ``who``."""
+    """The sockets (SOCKET) of a namespace at ``seen_ns`` (UTC). ``process``: the index in ``who`` of each owner."""
 
     netns: int
     sockets: _Array
@@ -211,7 +212,7 @@ class _Held(NamedTuple):
 
 
 class Endpoints:
-    """Keeps the sockets of watched processes, open ones and lately closed ones. Safe for any thread."""
+    """Keeps the sockets of watched processes, open and lately closed. Safe for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -219,7 +220,9 @@ class Endpoints:
         self._closed: deque[_Held] = deque()
 
     def read(self, netns: int, sockets: _Array, owners: _Integers, who: Sequence[Identity | None], now_ns: int) -> None:
-        """Takes all sockets of a namespace at ``now_ns`` (UTC). ``owners``: of each, an index in ``who``, or -1."""
+        """Stores all sockets of a namespace at ``now_ns`` (UTC). ``owners``: the index of each owner in
+        ``who``, or -1.
+        """
         own = np.flatnonzero(owners >= 0)
         now = _Held(netns, sockets[own], owners[own], who, now_ns)
         with self._lock:
@@ -229,7 +232,9 @@ class Endpoints:
                 self._close(before, ~np.isin(before.sockets["cookie"], now.sockets["cookie"]))
 
     def keep(self, namespaces: Collection[int], now_ns: int) -> None:
-        """Closes the sockets of all other namespaces, and forgets those that closed KEPT_NS before ``now_ns`` (UTC)."""
+        """Marks the sockets of all other namespaces as closed, and drops those that closed KEPT_NS before ``now_ns``
+        (UTC).
+        """
         with self._lock:
             for netns in [netns for netns in self._open if netns not in namespaces]:
                 held = self._open.pop(netns)
@@ -238,7 +243,7 @@ class Endpoints:
                 self._closed.popleft()
 
     def rows(self, node: str, ts_ns: int) -> pa.RecordBatch:
-        """Returns net.sockets, the open ones first, then those that closed last."""
+        """Returns rows of net.sockets: open sockets first, then those that closed last."""
         with self._lock:
             still, ended = list(self._open.values()), list(reversed(self._closed))
         common = {"node": node, "ts": ts_ns}

@@ -1,8 +1,8 @@
 """The source of net.tcp, net.paths and net.sockets: TCP connections of watched processes, by sock_diag.
 
-A row in which nothing happened is written once a minute. A namespace whose connections cannot be listed has rows of
-sums, without addresses: to list them the collector enters the namespace, which takes CAP_SYS_ADMIN; /proc/PID/net/snmp
-and netstat (Documentation/networking/snmp_counter.rst) of a process in the namespace can be read without.
+A row without any change is written once a minute. To list the connections of a namespace, the collector enters it,
+which needs CAP_SYS_ADMIN. Without this right the namespace has rows of sums without addresses: from /proc/PID/net/snmp
+and netstat (Documentation/networking/snmp_counter.rst) of a process in it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = (
     "TcpSource",
 )
 
-# Time after which a quiet row is written again, to show that the connections are there.
+# A row without any change is written again after this time, to show that the connections are there.
 AGAIN_NS = 60_000_000_000
 MAX_KNOWN = 16_384
 
 
 class Quiet:
-    """Remembers when rows were written. Not safe for two threads at once."""
+    """Remembers when rows were written. Not safe for two threads."""
 
     def __init__(self) -> None:
         self._written: OrderedDict[Hashable, int] = OrderedDict()
@@ -64,12 +64,12 @@ class Quiet:
 
 
 TIMEOUT_S = 1.0
-# Columns of net.tcp by the counters of ``reading.TOTALS``.
+# Columns of net.tcp for the counters of ``reading.TOTALS``.
 _COLUMNS = ("segs_out", "segs_in", "retrans")
 
 
 class _NamespaceTotals:
-    """The last reading of each namespace. Not safe for two threads at once."""
+    """Keeps the last totals of each namespace. Not safe for two threads."""
 
     def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
@@ -78,7 +78,7 @@ class _NamespaceTotals:
     def rows(
         self, node: str, pair: ClockPair, namespaces: Mapping[int, ProcessKey], who: Mapping[ProcessKey, Identity]
     ) -> pa.RecordBatch | None:
-        """Returns a row for each namespace, with the process that ``namespaces`` names; None: there is no row.
+        """Returns a row for each namespace, with the process that ``namespaces`` names; None if there is no row.
 
         Raises ProbingError when the reader does not answer.
         """
@@ -103,7 +103,7 @@ class _NamespaceTotals:
 
 
 MAX_ROWS = 4_096
-# The part of a core that readings may take: a node with very many connections is read less often.
+# The share of a core that readings may take: a node with very many connections is read less often.
 _SHARE = 1 / 200
 
 
@@ -158,7 +158,7 @@ class TcpSource(Source):
 
     @property
     def namespaces(self) -> Mapping[int, ProcessKey]:
-        """A watched process of each network namespace, by the inode of the namespace. Safe for any thread."""
+        """Returns a watched process of each network namespace, by the inode of the namespace. Safe for any thread."""
         return self._owners.namespaces
 
     @property
@@ -210,7 +210,7 @@ class TcpSource(Source):
         return Reading(sockets[sockets["state"] != LISTEN], time.monotonic_ns())
 
     def _read_listed(self, who: dict[ProcessKey, Identity]) -> list[int]:
-        """Reads the sockets of the namespaces that sock_diag does not reach. Returns the namespaces that were read."""
+        """Reads the sockets of the namespaces that sock_diag cannot reach. Returns the namespaces that were read."""
         namespaces = self._owners.namespaces
         try:
             found = self._proc.read({ns: namespaces[ns] for ns in self._sockets.refused if ns in namespaces})
@@ -227,7 +227,7 @@ class TcpSource(Source):
         return list(found)
 
     def _rows(self, netns: int, now: Reading, who: dict[ProcessKey, Identity]) -> bool:
-        """Puts the rows of a namespace. Returns whether there are new connections that nobody was seen to hold."""
+        """Puts the rows of a namespace. Returns whether there are new connections whose owner no look has shown."""
         owners = self._owners.of(now.sockets["inode"].astype(np.int64))
         before = self._before.get(netns)
         if before is None:
@@ -286,7 +286,7 @@ class TcpSource(Source):
             self._sink.put(TCP.name, rows)
 
     def _bounded(self, rows: npt.NDArray[Any], figures: Columns, pair: ClockPair) -> npt.NDArray[Any]:
-        """The rows with the most retransmits and bytes, if there are too many."""
+        """Returns all ``rows``, or if there are too many, the rows with the most retransmits and bytes."""
         if len(rows) <= MAX_ROWS:
             return rows
         order = np.lexsort((figures["bytes_sent"][rows], figures["retrans"][rows]))
@@ -299,7 +299,7 @@ _NOBODY = Identity(0, 0, "", "", "other")
 
 
 def _peer_ranks(found: Found, who: Sequence[Identity]) -> npt.NDArray[np.int64]:
-    """The rank at the other end of each connection; -1 where the rank is of another run, or not known."""
+    """Returns the rank at the other end of each connection; -1 if the rank is unknown or of another run."""
     runs = {(one.job, one.run): index for index, one in enumerate(who)}
     run = np.array([runs[one.job, one.run] for one in who], np.int64)
     rank = np.array([-1 if one.rank is None else one.rank for one in who], np.int64)

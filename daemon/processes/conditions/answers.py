@@ -14,7 +14,8 @@ from probing.daemon.stack_wire import ConditionsRead, Load, ReadFailure
 
 __all__ = ("ConditionAnswers",)
 
-# A reader takes some milliseconds for a process, but may wait for a lock of the kernel that the process holds.
+# The time for one process, s: a reader takes some milliseconds, but may wait for a lock of the kernel that the process
+# holds.
 PATIENCE_S = 0.25
 _Chosen = Callable[[Sequence[int], str], list[Identity]]
 

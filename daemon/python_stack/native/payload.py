@@ -1,7 +1,7 @@
-"""Encodes copies of C stacks for the way from a reader through the collector to a parser.
+"""Encodes copies of C stacks, which go from a reader through the collector to a parser.
 
-The bytes are the length of a JSON object (u32), the object, and the copied stacks one after the other. The collector
-passes the bytes on unchanged, so a process with rights parses the JSON object at most.
+The bytes are the length of a JSON object (u32), the object, and the copied stacks in sequence. The collector passes
+them on without parsing the stacks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CodeMapping(NamedTuple):
 
 
 class StackCopy(NamedTuple):
-    """A blocked thread: its ``pc`` and ``sp``, and ``data``, its memory from address ``low`` on.
+    """The copied stack of a blocked thread: its ``pc`` and ``sp``, and ``data``, the memory from address ``low`` on.
 
     ``reason``: why there is no copy: ``runs``, ``gone``, ``refused`` or ``limit``.
     """

@@ -1,9 +1,10 @@
-"""Adds C frames to stacks on demand: a reader copies, a parser unwinds, and the result is merged.
+"""Adds C frames to stacks on demand: a reader copies the stacks, a parser unwinds them, and ``merge`` joins C and
+Python frames.
 
-Merges the C and Python frames of a thread: Python frames replace each run of the C interpreter loop.
+The Python frames replace each run of the C interpreter loop.
 
-A Python frame that is an ``entry`` is the outermost of its run of the loop, so runs and calls of the loop correspond
-one to one, the innermost to the innermost.
+A Python frame that is an ``entry`` is the outermost of its run. So each run corresponds to one call of the loop,
+counted from the innermost.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ __all__ = (
 
 # Compilers split functions and name the parts .cold, .constprop.0, .lto_priv.0 and so on.
 _LOOP = re.compile(r"_PyEval_EvalFrameDefault(?:\.[\w.]+)?(?: \(\.[\w.]+\))*")
-# 3.14 can be built with a function for each instruction, which jump to each other and never return to the loop.
+# CPython 3.14 can be built with a function for each instruction; these jump to each other and never return to the loop.
 _INSTRUCTION = re.compile(r"_TAIL_CALL_\w+(?:\.[\w.]+)*")
 
 
 def merge(python: Sequence[Frame], native: Sequence[Frame], reason: str) -> tuple[list[Frame], str]:
-    """Returns (frames innermost first, why native frames are missing, empty when none are).
+    """Returns the frames, innermost first, and why native frames are missing, or "".
 
-    ``reason``: why outer frames of ``native`` are missing; empty for a whole stack. When the two do not match, the
-    Python stack stays whole, below the native frames inside all of it.
+    ``reason``: why outer frames of ``native`` are missing; empty for a whole stack. If the two stacks do not match, the
+    Python stack is kept whole, after the native frames that are inside all of it.
     """
     if not python:
         return list(native), reason
@@ -84,9 +85,9 @@ def _loops(native: Sequence[Frame]) -> list[tuple[int, int]]:
     return found
 
 
-# Descriptors that one message takes (daemon/ipc.py).
+# The most descriptors in one message (daemon/ipc.py).
 _MAX_FDS = 16
-# A stack passes through few files, and each round finds the next file of every thread.
+# The most rounds for a request: each round finds the next file of every thread, and a stack passes through few files.
 _MAX_ROUNDS = 64
 _REASONS = {
     "runs": "it runs, and only a thread that is blocked can be read without stopping it",
@@ -97,7 +98,9 @@ _REASONS = {
 
 
 class NativeStacks:
-    """Safe for any thread. ``prepare`` is ``PythonStacks.prepare``, which finds the CPython of a process."""
+    """Adds native frames to stacks. Safe for any thread. ``prepare`` is ``PythonStacks.prepare``, which finds the
+    CPython of a process.
+    """
 
     def __init__(
         self, readers: ReaderPool, parsers: ParserPool, prepare: Callable[[int, int, float], RuntimeInfo]
@@ -109,9 +112,9 @@ class NativeStacks:
     def add(self, pid: int, start_ns: int, threads: list[Thread], timeout: float) -> None:
         """Adds native frames to ``threads``, the threads of one process from ``PythonStacks.stacks``.
 
-        Each thread gets ``native_missing``: why native frames are missing, empty when none are; it never raises a
-        ProbingError. The Python frames of a thread that is blocked are read anew, with its C stack and of the same
-        moment. ``timeout`` in seconds; a process that cannot be read at all takes one second more.
+        Each thread gets ``native_missing``: why native frames are missing, or "". No ProbingError is raised. The Python
+        frames of a blocked thread are read again, at the same moment as its C stack. ``timeout`` in seconds; a process
+        that cannot be read takes one second more.
         """
         deadline = time.monotonic() + timeout
         try:
@@ -131,7 +134,9 @@ class NativeStacks:
     def _read(
         self, pid: int, start_ns: int, threads: list[Thread], deadline: float
     ) -> tuple[dict[int, tuple[list[Frame], str]], dict[int, Thread]]:
-        """Returns, by tid, the native frames and why some are missing, and the Python parts read with the frames."""
+        """Returns by tid: the native frames, and why some are missing; and the Python stacks that were read
+        with them.
+        """
         runtime = None
         if any(thread["frames"] for thread in threads):
             # The process may have called exec meanwhile.
@@ -189,7 +194,9 @@ class NativeStacks:
         opened: contextlib.ExitStack,
         deadline: float,
     ) -> dict[int, int]:
-        """Returns descriptors by the start of a mapping; mappings whose file cannot be opened go to ``absent``."""
+        """Opens files of mappings. Returns the descriptors by start of the mapping; adds starts whose file cannot be
+        opened to ``absent``.
+        """
         files = {}
         for start in need:
             try:
@@ -210,7 +217,7 @@ class NativeStacks:
 
 
 def _explained(reason: str) -> str:
-    """Returns the message for people of a reason."""
+    """Returns the message to show for a reason."""
     return _REASONS.get(reason, reason)
 
 
@@ -221,7 +228,7 @@ def _threads(answer: Unwound) -> dict[int, tuple[list[Frame], str]]:
             tid: ([_frame(codes[code], ip) for code, ip in frames], reason) for tid, frames, reason in answer["threads"]
         }
     except IndexError as e:
-        raise CorruptTarget("a parser's answer holds no stacks") from e
+        raise CorruptTarget("a parser's answer contains no stacks") from e
 
 
 def _frame(code: Sequence[str], ip: int) -> Frame:

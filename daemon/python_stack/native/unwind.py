@@ -1,4 +1,4 @@
-"""Unwinds copied stacks to frames with readable names: the parser's part.
+"""Unwinds copied stacks to frames with readable names, in a parser.
 
 A request may lack files. The answer then lists the mappings whose files are needed, and the request is repeated with
 their descriptors. The parser keeps the descriptors, so that each file is opened and indexed once.
@@ -23,7 +23,7 @@ _MAX_ABSENT = 4096
 
 
 class Unwinder:
-    """Unwinds for all processes of a node. Not safe for two threads at once."""
+    """Unwinds stacks of all processes of a node. Not safe for two threads."""
 
     def __init__(self) -> None:
         self._modules = Modules()
@@ -68,7 +68,7 @@ class Unwinder:
 
 
 class _Codes:
-    """Function names without duplicates, since threads of a training share most frames."""
+    """Function names without duplicates, since the threads of a training share most frames."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -89,7 +89,7 @@ class _Codes:
 
 
 def _named(frame: CFrame, *, in_time: bool) -> tuple[str, str]:
-    """Returns (name, file) of a frame; past the deadline without the name."""
+    """Returns (name, file) of a frame; after the deadline the name is left out."""
     place = frame.place
     if place is None:
         return "?", "?"
@@ -105,8 +105,8 @@ def _named(frame: CFrame, *, in_time: bool) -> tuple[str, str]:
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """What a parser answers: ``unwind`` {starts, absent, timeout_ms}, payload ``Captured.encode()``, descriptors of the
-    mappings at ``starts``. Answer: payload, JSON as of ``Unwinder.unwind``."""
+    """Returns the handler of the parser's request ``unwind`` {starts, absent, timeout_ms}, with ``Captured.encode()``
+    as payload, and descriptors of the mappings at ``starts``. It answers JSON of ``Unwinder.unwind``."""
     unwinder = Unwinder()
 
     def answer(request: Message) -> bytes:
@@ -114,7 +114,7 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
         timeout_ms = request.header.get("timeout_ms", 1000)
         numbers = isinstance(starts, list) and isinstance(absent, list) and isinstance(timeout_ms, int | float)
         if not numbers or len(starts) != len(request.fds) or len(absent) > _MAX_ABSENT:
-            raise UsageError("unwind takes a descriptor for each of its starts")
+            raise UsageError("unwind needs a descriptor for each of its starts")
         deadline = time.monotonic() + timeout_ms / 1000
         return json.dumps(unwinder.unwind(request.payload, starts, request.fds, frozenset(absent), deadline)).encode()
 

@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Outcome of ``Adoption.visit``. ``left``: threads off the CPU for which no map entry could be made,
-    tid -> (pause generation, switches, seen_ns).
+    """The outcome of ``Adoption.visit``. ``left``: threads off the CPU for which no map entry could be made, tid ->
+    (pause generation, switches, seen_ns).
 
-    ``no_room``: number of threads without room in the map.
+    ``no_room``: the number of threads without room in the map.
     """
 
     left: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Adopted:
 
 
 class Adoption:
-    """Safe for any thread; the lock ``maps`` is held while maps change."""
+    """Makes entries for threads off the CPU. Safe for any thread; the lock ``maps`` is held while maps change."""
 
     def __init__(
         self, kernel: SamplingPrograms, maps: threading.Lock, readers: ReaderPool, read_checks: ReadChecks
@@ -52,7 +52,8 @@ class Adoption:
         self._read_checks = read_checks
 
     def visit(self, process: Sampled, runtime: RuntimeInfo, threads: _Threads, before: Adopted) -> Adopted:
-        """Make entries for all threads that are off the CPU. ``threads``: tid -> (state, thread_id).
+        """Makes entries for all threads that are off the CPU, and returns the outcome. ``threads``: tid -> (state,
+        thread_id).
 
         ``before`` is the outcome of the last visit. Threads that fail now are tried again at the next visit.
         """
@@ -80,7 +81,7 @@ class Adoption:
     def _adopt(
         self, process: Sampled, runtime: RuntimeInfo, generation: int, found: list[OffCpuThread], threads: _Threads
     ) -> tuple[set[int], int]:
-        """Returns the tids for which entries were made, and the count of threads without room."""
+        """Returns the tids for which entries were made, and the number of threads without room."""
         addresses = list(dict.fromkeys(code for thread in found for code, _ in thread.frames))
         checks = self._read_checks(process, addresses) if addresses else {}
         known = [thread for thread in found if all(code in checks for code, _ in thread.frames)]
@@ -117,7 +118,7 @@ class Adoption:
 
 
 def _since(thread: OffCpuThread, generation: int, before: Adopted) -> OffCpuThread:
-    """Returns ``thread`` as seen at an earlier visit if it has not switched since: it was off the CPU since then."""
+    """Returns ``thread``; if it has not switched since an earlier visit, with the time at which that visit saw it."""
     seen = before.left.get(thread.tid)
     if seen is None or seen[:2] != (generation, thread.switches):
         return thread

@@ -39,7 +39,7 @@ _Answer = tuple[_Target, Message]
 
 
 class PythonStacks:
-    """Safe for any thread. At most ``parallel`` processes are read at once."""
+    """Reads stacks on demand. Safe for any thread. At most ``parallel`` processes are read at once."""
 
     def __init__(self, readers: ReaderPool, parsers: ParserPool, *, parallel: int = 4) -> None:
         self._readers = readers
@@ -49,11 +49,11 @@ class PythonStacks:
         self._prepared: OrderedDict[tuple[int, int], RuntimeInfo] = OrderedDict()
 
     def close(self) -> None:
-        """Refuses new requests; requests in flight end by their own deadlines."""
+        """Refuses new requests; requests in progress end at their own deadlines."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, pid: int, start_ns: int, timeout: float = 5.0) -> RuntimeInfo:
-        """Returns the CPython of a process, found now or before.
+        """Returns the CPython of a process, which is searched for once.
 
         ``timeout`` in seconds; an unreadable process takes one second more.
 
@@ -71,7 +71,7 @@ class PythonStacks:
         return found
 
     def layout(self, pid: int, start_ns: int, timeout: float = 5.0) -> Layout:
-        """Returns the layout of the CPython of a process. Raises like ``prepare``."""
+        """Returns the layout of the CPython of a process. Raises the errors of ``prepare``."""
         deadline = time.monotonic() + timeout
         runtime = self.prepare(pid, start_ns, timeout)
         if found := TABLE.get(runtime.version):
@@ -80,11 +80,11 @@ class PythonStacks:
         return layout_of(runtime.version, head or b"")
 
     def python_version(self, pid: int, start_ns: int, timeout: float = 5.0) -> str:
-        """Returns the version such as "3.11.7", or "3.10" when no more is known. Raises like ``prepare``."""
+        """Returns the version such as "3.11.7"; "3.10" if only that is known. Raises the errors of ``prepare``."""
         return self.prepare(pid, start_ns, timeout).python
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """Drop the CPython of a process that ended or called exec."""
+        """Drops the CPython of a process that ended or called exec."""
         with self._lock:
             self._prepared.pop((pid, start_ns), None)
 
@@ -108,7 +108,8 @@ class PythonStacks:
     def packed(
         self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
     ) -> tuple[list[_Packed], list[Failure]]:
-        """Returns the same as ``stacks``, but bytes of each process for ``stack_wire.threads_of``, in no order.
+        """Returns the same as ``stacks``, but for each process as bytes for ``stack_wire.threads_of``, in no particular
+        order.
 
         A process with threads that were left out also has a failure.
         """
@@ -117,7 +118,7 @@ class PythonStacks:
         with self._lock:
             known = {key: self._prepared[key] for key in wanted if key in self._prepared}
         answers, failures = self._of_known(known, deadline, timeout, with_locals)
-        # The CPython of these targets has to be found first, or again after an exec.
+        # The CPython of these targets has to be searched for first, or again after an exec.
         changed = {(f.pid, f.start_ns) for f in failures if isinstance(f.error, CorruptTarget)}
         rest = [key for key in wanted if key not in known or key in changed]
         if rest:
@@ -192,10 +193,10 @@ class PythonStacks:
             return runtime._replace(python=release_of(hexversion)) if hexversion else runtime
         head = read([(at, 4)])[0]
         if head is None:
-            raise CorruptTarget(f"process {pid} has no CPython where its libraries say")
+            raise CorruptTarget(f"process {pid} has no CPython at the addresses that its libraries show")
         runtime = locate(mapping, symbols, int.from_bytes(head, "little"))
         if runtime.version >= (3, 13):
-            # Fail here, not at each request, when the declared offsets are unusable.
+            # If the declared offsets are unusable, this fails now, not at each request.
             layout_of(runtime.version, read([(runtime.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
         return runtime
 
@@ -209,7 +210,7 @@ class PythonStacks:
             found.append(None if length < 0 else answer.payload[at : at + length])
             at += max(0, length)
         if len(found) != len(ranges):
-            raise InternalError("a reader's answer holds other memory than was asked for")
+            raise InternalError("a reader's answer contains other memory than was requested")
         return found
 
     def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:

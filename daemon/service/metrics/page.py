@@ -1,6 +1,6 @@
 """Makes the families of /metrics from the readings of a scrape, and writes them in Prometheus' text format 0.0.4.
 
-Prometheus' library is imported where it is used: a daemon without a page does without it in memory.
+Prometheus' library is imported where it is used, so that a daemon without a page does not have it in memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ __all__ = (
     "page_text",
 )
 
-# Texts of jobs may be long; two texts that are equal after the cut share a series, with the larger value.
+# The most characters of a label, as texts of jobs may be long; two texts that are equal after the cut share a series,
+# with the larger value.
 MAX_LABEL = 128
 MAX_SOURCES = 256
 _STATES = ("running", "paused", "degraded", "starting", "lost")
-# "other": a state that this version does not know.
+# "other" stands for states that this version does not have.
 _SOURCE_STATES = ("running", "degraded", "paused", "stopped", "other")
 _SINGLE = (
     ("processes", "probingd_processes", "Processes that are watched.", 1.0),
@@ -35,7 +36,7 @@ _SINGLE = (
     ("drain_age_ms", "probingd_drain_age_seconds", "Time since the rings were last drained.", 1e-3),
     ("waiting_rows", "probingd_waiting_rows", "Rows that wait to be written to the log.", 1.0),
 )
-# Keys of the status that become metrics of one value.
+# Keys of the status that become metrics with one value.
 _NUMBERS = tuple(key for key, *_ in _SINGLE)
 _Row = Mapping[str, Any]
 _Key = tuple[str, ...]
@@ -44,8 +45,8 @@ _Key = tuple[str, ...]
 @dataclass(frozen=True)
 class Readings:
     """The readings of one scrape. ``failed``: why a part has no rows. ``status``: the collector's; its state is
-    ``lost`` if the collector does not answer. ``seconds``: how long the scrape took. ``refused``: connections and
-    calls, by reason. ``calls``: calls under way, by kind. ``hooks``: hooks of findings, by outcome."""
+    ``lost`` if the collector does not answer. ``seconds``: how long the scrape took. ``refused``: refused connections
+    and calls, by reason. ``calls``: calls in progress, by kind. ``hooks``: hooks of findings, by outcome."""
 
     version: str
     node: str
@@ -62,7 +63,7 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """The series of one name: values by the values of ``labels``. A counter's name ends in ``_total`` on the page."""
+    """The series of one name: numbers by the values of ``labels``. A counter's name ends in ``_total`` on the page."""
 
     name: str
     doc: str
@@ -72,7 +73,9 @@ class _Family:
 
 
 def _families(readings: Readings) -> Iterator[_Family]:
-    """Yields each family of the page once. Parts that were not read are absent, and probingd_scrape_success says so."""
+    """Yields each family of the page once. Families of parts that were not read are missing, and
+    probingd_scrape_success says so.
+    """
     for part in PARTS:
         yield from _of_part(part, readings.rows.get(part.name, ())[:MOST_SERIES])
     who = {"version": readings.version, "node": readings.node}
@@ -162,7 +165,7 @@ def _single(name: str, doc: str, value: float) -> _Family:
 
 
 def _label(value: object) -> str:
-    """Returns the value of a label: printable, of bounded length, and encodable."""
+    """Returns the value of a label: printable, limited in length, and encodable."""
     return "" if value is None else escape(str(value), MAX_LABEL)
 
 
@@ -178,7 +181,7 @@ class RequestTimes:
         import prometheus_client
         from prometheus_client import CollectorRegistry, Histogram
 
-        # prometheus_client has no types.
+        # This attribute of prometheus_client has no type.
         without_times: Any = prometheus_client.disable_created_metrics
         without_times()
         self.registry = CollectorRegistry()
@@ -214,7 +217,7 @@ def page_text(readings: Readings, times: RequestTimes) -> bytes:
 
 
 def metric_names() -> frozenset[str]:
-    """Returns the names of all samples that a page can have, without labels."""
+    """Returns the names of all samples that a page may have, without labels."""
     times = RequestTimes()
     times.call("Query", 0.0, "ok")
     losses = [{"source": "x", "stage": "ring"}]

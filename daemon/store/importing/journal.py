@@ -1,8 +1,8 @@
 """The journal of imported files: ``imports.jsonl`` in the state directory, to which lines are only appended.
 
-A file has a line before its first rows. Each record of its rows has the position of a ring ``import``: the file's
-number, and the number of its pieces in the log. So rows and progress are one record. A second line follows when all
-rows of the file are synced.
+A file gets a line before its first rows. Each record of its rows has the position of a ring ``import``: the file's
+number, and the number of its pieces in the log. So rows and progress are in one record. The file gets a second line
+when all its rows are synced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 28
 
 
 class Span(NamedTuple):
-    """Rows of one table in one file, with their first and last ``ts``, UTC ns."""
+    """The rows of one table in one file, with their first and last ``ts``, UTC ns."""
 
     rows: int
     ts_min: int
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 class Entry:
     """An imported file; ``pieces``: the number of its pieces in the log.
 
-    ``sha`` is its SHA-256, ``parts`` are the log parts of ``node`` that its rows are from, if known.
+    ``sha``: its SHA-256. ``parts``: the log parts of ``node`` from which its rows are, if known.
     """
 
     number: int
@@ -65,10 +65,14 @@ class _Line(msgspec.Struct):
 
 
 class Journal:
-    """Not safe for two threads. Raises StoreError when it cannot be written, FormatError when it is damaged."""
+    """The journal. Not safe for two threads. Raises StoreError when it cannot be written, FormatError when it is
+    damaged.
+    """
 
     def __init__(self, root: Path, positions: Positions) -> None:
-        """Opens the journal. ``positions``: the store's ring positions, with the progress of the newest file."""
+        """Opens the journal. ``positions``: the store's ring positions, which include the progress of the
+        newest file.
+        """
         self._path = root / JOURNAL
         self._entries: dict[str, Entry] = {}
         self._newest = 0
@@ -82,7 +86,7 @@ class Journal:
         except OSError as e:
             raise self._unwritable(e) from e
         for entry in self._entries.values():
-            # The next file takes over the position, so the progress of this file goes to the journal.
+            # The next file uses the same ring, so the progress of this file goes to the journal.
             if entry.number == reached.get("map_id") and not entry.done:
                 entry.pieces = int(reached["position"])
                 self._write({"number": entry.number, "pieces": entry.pieces})
@@ -96,7 +100,7 @@ class Journal:
         return self._entries.get(sha)
 
     def begin(self, sha: str, node: str, parts: tuple[int, int] | None, tables: dict[str, Span]) -> Entry:
-        """Enters a file whose rows come next. An interrupted file gets a new number and keeps its pieces."""
+        """Adds the entry of a file whose rows come next. An interrupted file gets a new number and keeps its pieces."""
         older = self._entries.get(sha)
         self._newest += 1
         entry = Entry(self._newest, sha, node, parts, tables, older.pieces if older else 0)
@@ -106,7 +110,7 @@ class Journal:
         return entry
 
     def finish(self, entry: Entry) -> None:
-        """Marks a file as done. To be called only after its rows were synced to disk."""
+        """Marks a file as done. Call it only after all its rows were synced to disk."""
         self._write({"number": entry.number, "done": True})
         entry.done = True
 
@@ -126,7 +130,9 @@ class Journal:
         return StoreError(f"{self._path} cannot be written: {e.strerror or e}", hint="look at the disk and its rights")
 
     def _load(self) -> int:
-        """Returns the number of bytes of whole lines. A last line without an end was never finished, and is ignored."""
+        """Reads the journal. Returns the number of bytes in whole lines. A last line without an end was never finished,
+        and is ignored.
+        """
         try:
             data = read_file(self._path, MAX_BYTES)
         except FileNotFoundError:

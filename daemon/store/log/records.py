@@ -41,20 +41,23 @@ __all__ = (
 PART_MAGIC = b"PRBNGLOG"
 MAX_HEADER = 1 << 20
 MAX_RECORD = 1 << 28
-# Small drains are mostly Arrow metadata, which is mostly zeros. Compressing large drains costs more than it gains.
+# Small drains are compressed: they are mostly Arrow metadata, which is mostly zeros. Compressing large drains costs
+# more than it gains.
 COMPRESS_BELOW = 1 << 16
 
-_HEADER = struct.Struct("<8sIII")  # magic, format version, length of the JSON, CRC32 of all of this
-_FRAME = struct.Struct("<IIQIII")  # stored length, CRC32 of all behind it, sequence, raw length, JSON length, codec
+# magic, format version, length of the JSON, CRC32 of these and the JSON
+_HEADER = struct.Struct("<8sIII")
+# stored length, CRC32 of all bytes after it, sequence, raw length, JSON length, codec
+_FRAME = struct.Struct("<IIQIII")
 _CRC_END = 8
 _PLAIN, _ZSTD = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """Records of older parts with sequence numbers from ``first_sequence`` on are void.
+    """The header of a part. Records of older parts with sequence numbers from ``first_sequence`` on are void.
 
-    ``positions`` hold at the start of the part, ``created_ns`` is UTC.
+    ``positions``: at the start of the part. ``created_ns``: UTC.
     """
 
     number: int
@@ -66,7 +69,7 @@ class PartHeader:
 
 
 class Chunk(NamedTuple):
-    """A piece of the Arrow IPC stream of one table. All chunks of the table in a part, in order, are the stream."""
+    """A piece of the Arrow IPC stream of one table. All chunks of the table in a part, in order, make up the stream."""
 
     table: str
     data: bytes | memoryview
@@ -74,7 +77,7 @@ class Chunk(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The rows of one drain. ``end``: offset behind the record in the part; ``clock``: one instant on three clocks."""
+    """The rows of one drain. ``end``: offset after the record in the part; ``clock``: one instant on three clocks."""
 
     sequence: int
     boot_id: str
@@ -133,7 +136,7 @@ def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
 
 
 class ShortHeader(FormatError):
-    """The part ends within its header: its writer died before the first record, so no record is missing."""
+    """The part ends within its header: its writer was killed before the first record, so no record is missing."""
 
 
 def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positions, chunks: Sequence[Chunk]) -> bytes:
@@ -159,9 +162,9 @@ def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positi
 
 
 def scan(data: bytes | memoryview, start: int) -> Iterator[Record]:
-    """Yields the records from offset ``start``, where one begins, to the first bad record or the end of ``data``.
+    """Yields the records from offset ``start``, the begin of a record, to the first bad record or the end of ``data``.
 
-    The good bytes end at the last record's ``end``.
+    The good bytes end at ``end`` of the last record.
     """
     view = memoryview(data)
     sequence: int | None = None
@@ -174,7 +177,7 @@ def scan(data: bytes | memoryview, start: int) -> Iterator[Record]:
 
 
 def cut_short(data: bytes | memoryview, start: int) -> bool:
-    """Returns whether the record at ``start`` would end behind ``data``: its writer died while it wrote."""
+    """Returns whether the record at ``start`` would end after ``data``: its writer was killed while it wrote."""
     if len(data) - start < _FRAME.size:
         return True
     stored_len: int = _FRAME.unpack_from(data, start)[0]

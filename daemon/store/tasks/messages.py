@@ -1,4 +1,4 @@
-"""The steps that a task yields, and how they cross to the process that runs it: a JSON header and a payload."""
+"""The steps that a task yields, and their form as messages between processes: a JSON header and a payload."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PartDecoded(NamedTuple):
 
 
 class SegmentBegun(NamedTuple):
-    """The next data are of a segment of ``table`` and ``date`` ("2026-11-21")."""
+    """The next data belong to a segment of ``table`` and ``date`` ("2026-11-21")."""
 
     table: str
     date: str
@@ -47,7 +47,7 @@ class Data(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The segment is complete. ``ts_min`` and ``ts_max`` (UTC ns) and ``jobs`` are None if the caller knows them."""
+    """The segment is complete. ``ts_min`` and ``ts_max`` (UTC ns) and ``jobs`` are None if the caller has them."""
 
     size: int
     crc: int
@@ -58,7 +58,9 @@ class Made(NamedTuple):
 
 
 class LostGroup(NamedTuple):
-    """A row group that cannot be read, with its rows and times by the footer; the times are None if it has no times."""
+    """A row group that cannot be read, with its rows and times from the footer; the times are None if the footer has
+    none.
+    """
 
     group: int
     rows: int
@@ -75,7 +77,7 @@ class Rows(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """The contents of a decoded file; ``tasks.decode`` has the fields by task."""
+    """The contents of a decoded file; ``tasks.decode`` describes the fields of each task."""
 
     fields: Mapping[str, Any]
 
@@ -101,7 +103,7 @@ _WORDS = {kind: word for word, kind in _KINDS.items()}
 
 
 def pack_step(step: Step) -> tuple[Header, bytes | memoryview]:
-    """Returns the header and the payload of the message of ``step``."""
+    """Returns the message of ``step``: header and payload."""
     word = _WORDS[type(step)]
     match step:
         case Data(data):
@@ -112,7 +114,7 @@ def pack_step(step: Step) -> tuple[Header, bytes | memoryview]:
 
 
 def unpack_step(header: Header, payload: bytes) -> Step:
-    """Returns the step of a message. Raises FormatError for anything that ``pack_step`` does not make."""
+    """Returns the step of a message. Raises FormatError for a message that ``pack_step`` does not make."""
     try:
         ((word, fields),) = header.items()
         kind = _KINDS[word]

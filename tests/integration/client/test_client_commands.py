@@ -319,7 +319,7 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
         (("nonsense",), 2, "nonsense"),
         (("ps", "--nonsense"), 2, "--nonsense"),
         (("query", "SELECT $rank"), 2, "no value for $rank"),
-        (("query", "SELECT $rank", "--param", "rank"), 2, "no name=value"),
+        (("query", "SELECT $rank", "--param", "rank"), 2, "not name=value"),
         (("query", ""), 2, "there is no SQL"),
         (("stacks", "abc"), 2, "abc is no pid"),
         (("ps", "-f", "xml"), 2, "unknown format xml"),

@@ -125,7 +125,7 @@ def test_a_file_that_lacks_a_whole_entry_is_refused(tmp_path: Path) -> None:
 
 def test_another_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "facts").write_bytes(b'{"a": 1}\n')
-    with pytest.raises(FormatError, match="no file of facts"):
+    with pytest.raises(FormatError, match="is not a file of facts"):
         load(tmp_path / "facts")
     with pytest.raises(UsageError, match="No such file"):
         load(tmp_path / "none")

@@ -159,7 +159,7 @@ def test_layouts_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     unguarded = read(build(tmp_path))["comm"]
     assert not {"start_magic", "end_magic"} & set(unguarded)
     assert NcclLayout.of(unguarded).end_magic == ABSENT
-    refused = "laid out in a way that is not known"
+    refused = "has an unknown layout"
     with pytest.raises(UnsupportedTarget, match=refused):
         read(build(tmp_path, START="int first;", END=MAGIC["END"]))
     with pytest.raises(UnsupportedTarget, match=refused):

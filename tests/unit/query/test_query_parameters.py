@@ -55,7 +55,7 @@ def test_what_the_command_line_says(text: str, name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "rank", "=3", "1a=3", "a b=1", "a:=1", "a:x;y=1", "$=1"])
 def test_what_is_no_parameter(text: str) -> None:
-    with pytest.raises(UsageError, match="no name=value"):
+    with pytest.raises(UsageError, match="not name=value"):
         parameter(text)
 
 
