@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-with-probes test-unit test-times test-all torch-wheels frameworks jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects night crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-with-probes test-unit test-times test-all torch-wheels frameworks jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects night crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -79,6 +79,10 @@ proto-check:
 	@rm -rf .build/proto && mkdir -p .build && cp -r api/proto .build/proto
 	@$(PYTHON) .build/proto/generate.py
 	@diff -r -x __pycache__ api/proto .build/proto
+
+# The built files are committed: only who changes the page needs node.
+web: ## the page of probingctl web, by node, from web/ into client/web/static
+	cd web && npm ci --no-audit --no-fund --silent && npm run --silent types && node build.mjs --checksums
 
 verifier-record: install ## docs/verifier.md, by the running kernel and by what `make vm-test` kept: accepts programs that grew
 	$(HOST) env PYTHONPATH=tests $(PYTHON) tests/verifier_record.py $(wildcard .build/vm-tests/verifier-*.json)
