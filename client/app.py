@@ -41,6 +41,7 @@ COMMANDS = {
     "balance": Entry("balance", "Shares of a step: compute, communication, wait, IO, by rank."),
     "logs": Entry("logs", "Lines of trainers that match an allow-list."),
     "tables": Entry("tables", "The tables, or the columns of one."),
+    "web": Entry("web", "A page for the browser: jobs, findings, ranks, SQL."),
     "status": Entry("status", "State of the daemon and of each of its sources."),
     "nodes": Entry("nodes", "The nodes that the target knows."),
     "gpu": Entry("gpu", "GPUs by rank: activity, memory, clocks, what is wrong."),
