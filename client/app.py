@@ -75,7 +75,7 @@ CLUSTER_COMMANDS = {
 }
 RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are numbered and placed as they must be.")}
 # Commands whose files have formats of their own.
-_OWN_FILES = ("profile", "flamegraph", "export", "bugreport")
+_OWN_FILES = ("profile", "flamegraph", "export", "bugreport", "diagnose", "why")
 _EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
 # Help is as wide as the terminal, up to a width that reads well.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
