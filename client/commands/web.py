@@ -64,7 +64,7 @@ def run(settings: Settings, options: Options) -> None:
 
 def panels() -> Panels:
     """Returns the panels by address; those that a command has show what it prints with -f json."""
-    from probing.client.web import jobs, sql
+    from probing.client.web import flames, jobs, ranks, sql
 
     return {
         "balance": _balance,
@@ -73,11 +73,16 @@ def panels() -> Panels:
         "history": jobs.history,
         "nccl": _nccl,
         "nodes": lambda question: rows_of(nodes.members(question.cluster)),
+        "profile": flames.profile,
+        "profile/diff": flames.difference,
         "ps": _ps,
+        "rank": ranks.rank,
         "stacks": _stacks,
+        "steps": jobs.steps,
         "status": lambda question: [status.as_object(*one) for one in question.cluster.status()],
         "tables": sql.tables,
         "topo": lambda question: topo.collect(question.cluster, question.parameters.job_or_all(question.cluster)),
+        "waits": jobs.waits,
     }
 
 

@@ -20,12 +20,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from probing.api.errors import InternalError, NotFound, Overloaded, ProbingError, Unauthenticated, UsageError
+from probing.client.diagnosis.html import POLICY
 from probing.client.version import program
 from probing.client.web.answers import encoded, error_body, status_of
+from probing.client.web.downloads import download
 from probing.client.web.guard import App, Guard, Rate
-from probing.client.web.panels import Panel, Panels, answer
+from probing.client.web.jobs import finding_file
+from probing.client.web.panels import Panel, Panels, Question, answer
 from probing.client.web.parameters import Parameters
-from probing.client.web.streams import EventStream
+from probing.client.web.streams import EventStream, Placed
 from probing.client.web.visitors import Sessions, Visitor
 
 __all__ = ("Site", "application")
@@ -80,6 +83,8 @@ class _Pages:
             Route("/api/logout", self._logout, methods=["POST"]),
             Route("/api/live/jobs", self._live, methods=["GET"]),
             Route("/api/live/job", self._live, methods=["GET"]),
+            Route("/api/finding.html", self._finding, methods=["GET"]),
+            Route("/api/query/download", self._download, methods=["POST"]),
             *(
                 Route(f"/api/{name}", partial(self._panel, panel), methods=["GET"])
                 for name, panel in self._panels.items()
@@ -146,15 +151,26 @@ class _Pages:
         answered.delete_cookie(self._site.cookie, secure=self._site.secure, httponly=True, samesite="strict")
         return answered
 
-    async def _live(self, request: Request) -> EventStream:
+    async def _live(self, request: Request) -> Placed:
         visitor = self._visitor(request)
         job = None
         if request.url.path.endswith("/job"):
             job = Parameters(request.query_params).text("job")
-        return EventStream(visitor, job)
+        return Placed(visitor, EventStream(visitor.live, job))
 
     async def _panel(self, panel: Panel, request: Request) -> Response:
         return await self._answered(self._visitor(request), panel, Parameters(request.query_params))
+
+    async def _finding(self, request: Request) -> Response:
+        visitor, parameters = self._visitor(request), Parameters(request.query_params)
+        page = await visitor.work(lambda: finding_file(Question(visitor.asking(), parameters)))
+        policy = {"content-security-policy": f"{POLICY}; frame-ancestors 'none'"}
+        return HTMLResponse(page, headers={**policy, "content-disposition": 'inline; filename="finding.html"'})
+
+    async def _download(self, request: Request) -> Placed:
+        visitor = self._visitor(request)
+        question = Question(visitor.asking(), Parameters.of_json(await _object(request)))
+        return Placed(visitor, await visitor.work(lambda: download(question)))
 
     async def _post(self, panel: Panel, request: Request) -> Response:
         visitor = self._visitor(request)

@@ -1,15 +1,16 @@
-"""Answers that are sent bit by bit: server-sent events."""
+"""Answers that are sent bit by bit: server-sent events, and files."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from probing.client.web.live import Live
 from probing.client.web.visitors import Visitor
 
-__all__ = ("EventStream",)
+__all__ = ("EventStream", "Placed")
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -18,14 +19,27 @@ _HEADERS = [
 ]
 
 
-class EventStream:
-    """An answer with the events of ``visitor``'s live view until its reader is gone. Raises Overloaded where the
-    visitor has too many."""
+class Placed:
+    """``answer``, which takes one of ``visitor``'s places of streams until it is sent. Raises Overloaded."""
 
-    def __init__(self, visitor: Visitor, job: str | None) -> None:
+    def __init__(self, visitor: Visitor, answer: ASGIApp) -> None:
         self._visitor = visitor
-        self._job = job
+        self._answer = answer
         visitor.enter_stream()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._visitor.leave_stream()
+
+
+class EventStream:
+    """An answer with the events of ``live``, of all jobs or of ``job``, until its reader is gone."""
+
+    def __init__(self, live: Live, job: str | None) -> None:
+        self._live = live
+        self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -34,7 +48,6 @@ class EventStream:
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._visitor.leave_stream()
             for task in (sending, leaving):
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -42,7 +55,7 @@ class EventStream:
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        events = self._visitor.live.events(self._job)
+        events = self._live.events(self._job)
         try:
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
