@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,8 +23,9 @@ from starlette.staticfiles import StaticFiles
 from probing.api.errors import InternalError, NotFound, Overloaded, ProbingError, Unauthenticated, UsageError
 from probing.client.diagnosis.html import POLICY
 from probing.client.version import program
+from probing.client.web import downloads
 from probing.client.web.answers import encoded, error_body, status_of
-from probing.client.web.downloads import download
+from probing.client.web.downloads import FileAnswer, Files
 from probing.client.web.guard import App, Guard, Rate
 from probing.client.web.jobs import finding_file
 from probing.client.web.panels import Panel, Panels, Question, answer
@@ -41,6 +43,8 @@ _NOT_BUILT = (
     "<!doctype html><title>probingd</title><p>The page is not part of this installation: <code>make web</code>."
 )
 _REFUSED_S = 1.0
+# Files that are written at once, for all visitors: a timeline takes some hundred MB.
+_MOST_FILES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class _Pages:
         self._sessions = sessions
         self._panels = panels
         self._posted = posted
+        self._writing = CapacityLimiter(_MOST_FILES)
         # Guesses of a key or a token, of one address or user.
         self._attempts = Rate(burst=5, a_second=0.1)
 
@@ -84,7 +89,9 @@ class _Pages:
             Route("/api/live/jobs", self._live, methods=["GET"]),
             Route("/api/live/job", self._live, methods=["GET"]),
             Route("/api/finding.html", self._finding, methods=["GET"]),
-            Route("/api/query/download", self._download, methods=["POST"]),
+            Route("/api/query/download", partial(self._file, downloads.rows), methods=["POST"]),
+            Route("/api/timeline", partial(self._file, downloads.columns), methods=["GET"]),
+            Route("/api/timeline/download", partial(self._file, downloads.trace), methods=["GET"]),
             *(
                 Route(f"/api/{name}", partial(self._panel, panel), methods=["GET"])
                 for name, panel in self._panels.items()
@@ -167,10 +174,11 @@ class _Pages:
         policy = {"content-security-policy": f"{POLICY}; frame-ancestors 'none'"}
         return HTMLResponse(page, headers={**policy, "content-disposition": 'inline; filename="finding.html"'})
 
-    async def _download(self, request: Request) -> Placed:
+    async def _file(self, files: Files, request: Request) -> Placed:
         visitor = self._visitor(request)
-        question = Question(visitor.asking(), Parameters.of_json(await _object(request)))
-        return Placed(visitor, await visitor.work(lambda: download(question)))
+        posted = request.method == "POST"
+        parameters = Parameters.of_json(await _object(request)) if posted else Parameters(request.query_params)
+        return Placed(visitor, FileAnswer(*files(Question(visitor.asking(), parameters)), self._writing))
 
     async def _post(self, panel: Panel, request: Request) -> Response:
         visitor = self._visitor(request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,3 +146,19 @@ def test_rows_of_sql_as_files(page: Page, tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_bytes(page.ask("/api/query/download", {**sql, "format": "parquet"}).body)
     assert pq.read_table(tmp_path / "rows.parquet").column("rank").to_pylist() == [0, 1, 3]
     assert page.ask("/api/query/download", {**sql, "format": "exe"}).status == 400
+
+
+def test_the_timeline_as_columns_and_as_a_trace(scene: Page) -> None:
+    answer = scene.ask("/api/timeline?job=llm-7b&from=5m")
+    assert answer.headers["content-type"] == "application/x-probing-columns"
+    assert answer.body[:8] == b"PRBCOLS1"
+    (size,) = struct.unpack("<I", answer.body[8:12])
+    header = json.loads(answer.body[12 : 12 + size])
+    # Twelve operations of four ranks.
+    assert header["sections"]["ops"]["rows"] == 4 * 12
+    assert {rank["rank"] for rank in header["dictionaries"]["ranks"]} == {0, 1, 2, 3}
+    trace = scene.ask("/api/timeline/download?job=bert&from=5m&format=pftrace")
+    assert trace.status == 200, trace.body
+    assert trace.headers["content-disposition"] == 'attachment; filename="timeline.pftrace"'
+    assert b"all_reduce" in trace.body
+    assert scene.ask("/api/timeline?job=nobody").json["code"] == "NotFound"
