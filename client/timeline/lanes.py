@@ -23,10 +23,12 @@ class Lanes:
         The end of an interval belongs to it: the next one in its lane begins later.
         """
         lanes = np.zeros(len(track), np.int64)
+        if not len(track):
+            return lanes
         order = np.lexsort((begin, track))
         tracks, begins, ends = track[order], begin[order], end[order]
-        firsts = np.flatnonzero(np.r_[True, np.diff(tracks) != 0]) if len(order) else order
-        free = np.r_[True, begins[1:] > ends[:-1]] if len(order) else order.astype(bool)
+        firsts = np.flatnonzero(np.r_[True, np.diff(tracks) != 0])
+        free = np.r_[True, begins[1:] > ends[:-1]]
         earlier = [self._ends.get(one, [-1])[0] for one in tracks[firsts].tolist()]
         free[firsts] = begins[firsts] > np.array(earlier, np.int64)
         for first, last in zip(firsts.tolist(), [*firsts[1:].tolist(), len(order)], strict=True):
