@@ -144,7 +144,7 @@ class _Pages:
 
     async def _begun(self, request: Request, secret: str) -> str:
         """Returns the cookie of a new session. Raises Overloaded for one who guesses too often."""
-        if not self._attempts.take(str(request.scope["state"].get("peer", ""))):
+        if not self._attempts.take(request.scope["state"]["peer"].name):
             raise Overloaded("too many attempts to log in", hint="try again in ten seconds")
         try:
             return await self._sessions.begin(secret)

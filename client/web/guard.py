@@ -16,6 +16,7 @@ from typing import Any
 
 from probing.api.errors import Overloaded, PrivilegeError, ProbingError, UsageError
 from probing.client.web.answers import encoded, error_body
+from probing.client.web.peers import Peer
 
 __all__ = ("Guard", "Rate", "host_of")
 
@@ -94,9 +95,13 @@ class Guard:
         if not any(fnmatchcase(host_of(host), name) for name in self._names):
             hint = f"this server is {' or '.join(self._names)}"
             raise _Refused(421, UsageError("the request is for a host that this is not", hint=hint))
+        peer: Peer = scope.get("state", {}).get("peer", Peer(""))
+        if peer.stranger:
+            hint = "start `probingctl web` yourself: the page shows what its caller may see"
+            raise _Refused(403, PrivilegeError("this page is another user's", hint=hint))
         if scope["method"] not in ("GET", "HEAD", "POST"):
             raise _Refused(405, UsageError("the method is not GET, HEAD or POST"))
-        if not self._rate.take(str(scope.get("state", {}).get("peer", ""))):
+        if not self._rate.take(peer.name):
             raise _Refused(429, Overloaded("too many requests a second"))
         # Only browsers say so, and they say it truly: a page of another port of this host is "same-site".
         if api and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):

@@ -15,6 +15,7 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from probing.client.web.guard import App
+from probing.client.web.peers import Peer
 
 __all__ = ("WebServer",)
 
@@ -34,12 +35,11 @@ _PAUSE_S = 0.1
 class WebServer:
     """Serves ``app`` on ``sock``, which listens already, until ``stop``.
 
-    ``peer_of`` returns the name of the other end of a connection, whose places are counted together; None: it is
-    refused.
+    ``peer_of`` returns the other end of a connection; None: it is refused.
     """
 
     def __init__(
-        self, app: App, sock: socket.socket, peer_of: Callable[[socket.socket], str | None], tls: ssl.SSLContext | None
+        self, app: App, sock: socket.socket, peer_of: Callable[[socket.socket], Peer | None], tls: ssl.SSLContext | None
     ) -> None:
         config = Config(
             app,
@@ -76,22 +76,22 @@ class WebServer:
 class _Doorkeeper:
     """Counts the connections of each peer."""
 
-    def __init__(self, peer_of: Callable[[socket.socket], str | None]) -> None:
+    def __init__(self, peer_of: Callable[[socket.socket], Peer | None]) -> None:
         self._peer_of = peer_of
         self._here: Counter[str] = Counter()
 
-    def enter(self, near: socket.socket) -> str | None:
-        """Returns the name of the peer, which has a place until ``leave``; None: there is no place."""
+    def enter(self, near: socket.socket) -> Peer | None:
+        """Returns the peer, which has a place until ``leave``; None: there is no place."""
         peer = self._peer_of(near)
-        if peer is None or self._here.total() >= _MOST or self._here[peer] >= _MOST_OF_ONE:
+        if peer is None or self._here.total() >= _MOST or self._here[peer.name] >= _MOST_OF_ONE:
             return None
-        self._here[peer] += 1
+        self._here[peer.name] += 1
         return peer
 
-    def leave(self, peer: str) -> None:
-        self._here[peer] -= 1
-        if not self._here[peer]:
-            del self._here[peer]
+    def leave(self, peer: Peer) -> None:
+        self._here[peer.name] -= 1
+        if not self._here[peer.name]:
+            del self._here[peer.name]
 
 
 class _Server(Server):

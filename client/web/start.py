@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import pwd
 import secrets
 import shutil
 import socket
@@ -25,6 +24,7 @@ from probing.client.cluster import Cluster
 from probing.client.settings import Settings
 from probing.client.web.app import Site, application
 from probing.client.web.panels import Panels
+from probing.client.web.peers import anybody, callers_alone, user_name
 from probing.client.web.server import WebServer
 from probing.client.web.visitors import KeyDoor, Sessions, TokenDoor
 from probing.client.wire.credentials import Tls
@@ -43,9 +43,9 @@ def serve_caller(settings: Settings, panels: Panels, posted: Panels, port: int |
     sock = _bound_to_loopback(port)
     number = sock.getsockname()[1]
     key = secrets.token_urlsafe(24)
-    site = Site(_target(settings), settings.all_nodes, _user(), _LOOPBACK, f"probing_{number}", False)
+    site = Site(_target(settings), settings.all_nodes, user_name(), _LOOPBACK, f"probing_{number}", False)
     app = application(site, Sessions(KeyDoor(_cluster(settings, settings.token), key)), panels, posted)
-    server = WebServer(app, sock, _address, None)
+    server = WebServer(app, sock, callers_alone, None)
     address = f"http://127.0.0.1:{number}/?key={key}"
     _say(address, number)
     with _browser(address) if browser and _has_display() else _nothing():
@@ -77,7 +77,7 @@ def serve_team(
     app = application(site, Sessions(TokenDoor(lambda token: _cluster(settings, token))), panels, posted)
     sys.stdout.write(f"serving {'https' if tls else 'http'}://{_bracketed(host)}:{sock.getsockname()[1]}/\n")
     sys.stdout.flush()
-    WebServer(app, sock, _address, tls).run()
+    WebServer(app, sock, anybody, tls).run()
 
 
 def _cluster(settings: Settings, token: str) -> Cluster:
@@ -96,18 +96,11 @@ def _target(settings: Settings) -> str:
     return ", ".join(settings.nodes) or settings.target
 
 
-def _address(connection: socket.socket) -> str | None:
-    try:
-        return str(connection.getpeername()[0])
-    except OSError:
-        return None
-
-
 def _say(address: str, port: int) -> None:
     lines = [f"the page is at {address}", "Ctrl-C ends it. Whoever has this address sees what you may see."]
     if connection := os.environ.get("SSH_CONNECTION", "").split():
         server = connection[2] if len(connection) == 4 else socket.gethostname()
-        tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {_user()}@{server}"
+        tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {user_name()}@{server}"
         lines.insert(1, f"from your own machine, first: {tunnel}")
     sys.stdout.write("".join(escape(line) + "\n" for line in lines))
     sys.stdout.flush()
@@ -140,13 +133,6 @@ def _browser(address: str) -> Iterator[None]:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _bound_to_loopback(port: int | None) -> socket.socket:

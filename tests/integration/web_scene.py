@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 from waiting import until
@@ -15,6 +15,7 @@ from waiting import until
 from probing.client.cluster import Cluster
 from probing.client.commands.web import panels, posted_panels
 from probing.client.web.app import Site, application
+from probing.client.web.peers import callers_alone
 from probing.client.web.server import WebServer
 from probing.client.web.visitors import Door, KeyDoor, Sessions
 
@@ -69,9 +70,6 @@ class Page:
     def events(self, path: str) -> Iterator[Iterator[tuple[str, Any]]]:
         """Opens a stream; yields (event, data) of each."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("GET", path, headers={"Cookie": self.cookie})
-        answer = connection.getresponse()
-        assert answer.status == 200, answer.read()
 
         def read() -> Iterator[tuple[str, Any]]:
             name = ""
@@ -82,12 +80,11 @@ class Page:
                     yield name, json.loads(line.removeprefix("data: "))
                     assert answer.readline() == b"\n"
 
-        try:
-            yield read()
-        finally:
-            if connection.sock is not None:
-                connection.sock.close()
-            answer.close()
+        with closing(connection):
+            connection.request("GET", path, headers={"Cookie": self.cookie})
+            with connection.getresponse() as answer:
+                assert answer.status == 200, answer.read()
+                yield read()
 
 
 @contextmanager
@@ -99,7 +96,7 @@ def served(cluster: Cluster, door: Door | None = None, **site: Any) -> Iterator[
     described = Site(**{**own, "cookie": f"probing_{port}", "secure": False, **site})
     sessions = Sessions(door or KeyDoor(cluster, KEY))
     app = application(described, sessions, panels(), posted_panels())
-    server = WebServer(app, sock, lambda near: str(near.getpeername()[0]), None)
+    server = WebServer(app, sock, callers_alone, None)
     thread = threading.Thread(target=server.run, name="web server")
     thread.start()
     until(lambda: server.serving, what="the server")
