@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -38,20 +39,27 @@ class Answer(NamedTuple):
 
 
 class Page:
-    """The page at 127.0.0.1: ``port``. ``cookie`` is sent once ``enter`` has got it."""
+    """The page at 127.0.0.1: ``port``, with ``tls`` by TLS. ``cookie`` is sent once ``enter`` has got it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self.port = port
         self.cookie = ""
+        self._tls = tls
+        self._origin = f"http{'s' if tls else ''}://127.0.0.1:{port}"
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=self._tls)
 
     def ask(
         self, path: str, body: object = None, *, method: str = "", headers: Mapping[str, str] | None = None
     ) -> Answer:
         """Sends a request as a browser would, with ``headers`` in place of the usual ones; empty ones are left out."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = self._connection()
         usual = {"Host": f"127.0.0.1:{self.port}", "Cookie": self.cookie}
         if body is not None:
-            usual |= {"X-Probing": "1", "Origin": f"http://127.0.0.1:{self.port}", "Content-Type": "application/json"}
+            usual |= {"X-Probing": "1", "Origin": self._origin, "Content-Type": "application/json"}
         sent = {name: text for name, text in {**usual, **(headers or {})}.items() if text}
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         try:
@@ -66,10 +74,15 @@ class Page:
         self.cookie = answer.headers.get("set-cookie", "").partition(";")[0]
         return answer
 
+    def log_in(self, token: str) -> Answer:
+        answer = self.ask("/api/login", {"token": token})
+        self.cookie = answer.headers.get("set-cookie", "").partition(";")[0]
+        return answer
+
     @contextmanager
     def events(self, path: str) -> Iterator[Iterator[tuple[str, Any]]]:
         """Opens a stream; yields (event, data) of each."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = self._connection()
 
         def read() -> Iterator[tuple[str, Any]]:
             name = ""
