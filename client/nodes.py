@@ -196,6 +196,11 @@ class Nodes:
             self._nodes = self._peers()
         return self._nodes
 
+    def meet(self, addresses: Sequence[str]) -> None:
+        """Asks the nodes at ``addresses`` as well from now on, where it asks more than the target."""
+        if self.many:
+            self._nodes = tuple(dict.fromkeys((*self.addresses(), *addresses)))
+
     def asked(self, sql: str) -> tuple[str, ...]:
         """Returns the addresses that ``sql`` is merged from, all where it has ``global.`` tables; none: the target."""
         from probing.federation.sql.names import wants_all_nodes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -27,6 +28,7 @@ __all__ = ("Live",)
 _EVERY_S = 2.0
 _WINDOW_S = 10.0
 _PATIENCE_S = 5.0
+_LOOK_EVERY_S = 30.0
 # The threads go on for so long without a stream, since a page that is loaded again opens the next one.
 _LINGER_S = 5.0
 _MOST_KEPT = 32
@@ -124,6 +126,7 @@ class _Threads:
         self._loop = asyncio.get_running_loop()
         self._deliver_in_loop = deliver
         self._stopped = False
+        self._looked = time.monotonic()
         self._view = View()
         self._cluster = cluster.afresh()
         self._cluster.timeout = min(cluster.timeout, _PATIENCE_S)
@@ -148,8 +151,16 @@ class _Threads:
         # The list of outcomes would grow without end.
         self._cluster.outcomes.clear()
         self._functions.watch(fetched.nodes)
+        self._look_for_nodes()
         self._view = self._model.update(fetched, self._functions.found)
         self._deliver("")
+
+    def _look_for_nodes(self) -> None:
+        """Asks nodes that the target has met meanwhile as well: a page may be open for days."""
+        if time.monotonic() - self._looked > _LOOK_EVERY_S:
+            self._looked = time.monotonic()
+            with suppress(ProbingError):
+                self._cluster.meet(self._cluster.afresh().addresses())
 
     def _failed(self, error: ProbingError) -> None:
         self._deliver(error.message)

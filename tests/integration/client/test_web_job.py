@@ -15,7 +15,9 @@ from client_top_scene import SENTENCE, Scene
 from test_client_diagnose import hung
 from web_scene import Page, served
 
+from probing.api.errors import QueryRejected
 from probing.client.cluster import Cluster
+from probing.client.web import live
 from probing.diagnosis.facts_file import to_json
 
 
@@ -162,3 +164,29 @@ def test_the_timeline_as_columns_and_as_a_trace(scene: Page) -> None:
     assert trace.headers["content-disposition"] == 'attachment; filename="timeline.pftrace"'
     assert b"all_reduce" in trace.body
     assert scene.ask("/api/timeline?job=nobody").json["code"] == "NotFound"
+
+
+def test_a_token_that_is_limited_to_jobs_has_a_live_view(tmp_path: Path) -> None:
+    with Scene(tmp_path) as made, Cluster(made.first.address, all_nodes=True) as cluster, served(cluster) as page:
+        for node in made.nodes.values():
+            node.broken = {"gpu.utilization": QueryRejected("the token is limited to jobs")}
+        page.enter()
+        with page.events("/api/live/job?job=llm-7b") as events:
+            # The first question names no device.
+            for _, (_, shown) in zip(range(3), events, strict=False):
+                assert (shown["contract"]["answered"], len(shown["ranks"]["rows"])) == (2, 4)
+
+
+def test_a_node_that_joins_is_part_of_the_live_view(
+    pair: tuple[FakeNode, FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(live, "_EVERY_S", 0.1)
+    peers = list(pair[0].peers)
+    del pair[0].peers[1]
+    with Cluster(pair[0].address, all_nodes=True) as cluster, served(cluster) as page:
+        page.enter()
+        with page.events("/api/live/jobs") as events:
+            assert next(events)[1]["jobs"][0]["nodes"] == ["alpha"]
+            pair[0].peers[:] = peers
+            assert any(shown["jobs"][0]["nodes"] == ["alpha", "beta"] for _, shown in events)
