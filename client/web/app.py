@@ -15,6 +15,8 @@ from urllib.parse import parse_qs
 from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
@@ -104,7 +106,9 @@ class _Pages:
         if STATIC.is_dir():
             routes.append(Mount("/static", _Files(directory=STATIC)))
         errors: dict[Any, Any] = {ProbingError: _refused, HTTPException: _no_such_page, Exception: _broken}
-        return Starlette(routes=routes, exception_handlers=errors)
+        # Bytes cost time on a network, and none on loopback.
+        smaller = [Middleware(GZipMiddleware, minimum_size=1 << 12, compresslevel=4)] if self._site.secure else []
+        return Starlette(routes=routes, exception_handlers=errors, middleware=smaller)
 
     async def _screen(self, request: Request) -> Response:
         """Returns the page; ``/?key=`` begins the session of whoever has the key, and leads to the page without it."""

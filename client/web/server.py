@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import ssl
+import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from uvicorn import Config, Server
@@ -99,6 +101,19 @@ class _Server(Server):
         super().__init__(config)
         self._door = door
         self._tls = tls
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ends at a signal, and raises it no second time: to probingctl that would be a second Ctrl-C."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        earlier = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accepts connections itself: a place is taken before the handshake of TLS."""

@@ -129,7 +129,7 @@ class KeyDoor:
 # As docs/security.md has it of tokens; a shorter one is worth no question.
 _SHORTEST, _LONGEST = 16, 4096
 _CHECK_S = 5.0
-_MOST_VISITORS = 256
+_MOST_VISITORS = 64
 
 
 class TokenDoor:

@@ -16,6 +16,7 @@ import grpc
 import pytest
 from authority import Authority
 from client_fake_node import FakeNode, process
+from waiting import until
 from web_scene import Page
 
 from probing.api.errors import Unauthenticated
@@ -93,6 +94,27 @@ def test_over_ssh_the_line_of_the_tunnel_is_printed(node: TokenNode) -> None:
         assert re.fullmatch(
             rf"from your own machine, first: ssh -N -L {port}:127\.0\.0\.1:{port} \S+@10\.0\.0\.7", lines[1]
         )
+
+
+def test_a_browser_is_led_to_the_page_by_a_file_of_the_caller(node: TokenNode, tmp_path: Path) -> None:
+    browser, shown = tmp_path / "browser", tmp_path / "shown"
+    browser.write_text(
+        "#!/bin/sh\nfile=${1#file://}\n"
+        f'{{ echo "$@"; stat -c %a "$(dirname "$file")"; cat "$file"; }} >{shown}.new\n'
+        f"mv {shown}.new {shown}\n"
+    )
+    browser.chmod(0o755)
+    with started("-t", node.address, "web", "--port", "0", DISPLAY=":9", BROWSER=str(browser)) as (made, lines):
+        until(shown.exists)
+        arguments, mode, page = shown.read_text().split("\n", 2)
+        address = lines[0].removeprefix("the page is at ")
+        assert address in page
+        # All users see the arguments of a process.
+        assert address.partition("key=")[2] not in arguments
+        assert mode == "700"
+        made.send_signal(signal.SIGINT)
+        made.wait(30)
+        assert not Path(arguments.removeprefix("file://")).exists()
 
 
 @pytest.mark.parametrize(
