@@ -27,7 +27,7 @@ from probing.client.timeline.coding import UNKNOWN, Ints, mixed, shown
 from probing.client.timeline.decoding import Dictionaries
 from probing.client.timeline.matching import awaited, steps_at
 from probing.client.timeline.model import Clock, Columns, Counters, Finding, Loss, Operations, Samples, Steps
-from probing.client.timeline.selection import Section, Selection, slices
+from probing.client.timeline.selection import CLOSE_NS, Section, Selection, slices
 from probing.client.times import bound
 
 if TYPE_CHECKING:
@@ -76,13 +76,15 @@ class Timeline:
 
     ``operations``, ``samples`` and ``counters`` read rows while they are iterated over, and add to ``names``, the
     dictionaries that columns refer to. ``losses`` has what was missing until then, also nodes that did not answer.
-    ``rows`` counts what was read, of about ``expected``. ``notes`` say what else is left out.
+    ``rows`` counts what was read, of about ``expected``, and ``counts`` does so by section. ``notes`` say what else is
+    left out.
     """
 
     def __init__(self, cluster: Cluster, job: str, begin: int, end: int, *, present: bool) -> None:
         """``present``: the range reaches to now, so that operations in flight belong to it."""
         self.job, self.begin, self.end = job, begin, end
         self.rows, self.expected = 0, 0
+        self.counts = dict.fromkeys(("operations", "steps", "samples", "counter_values"), 0)
         self.notes: list[str] = []
         self.losses: list[Loss] = []
         self.findings: list[Finding] = []
@@ -115,11 +117,17 @@ class Timeline:
         answers = self._cluster.query_all(statements)
         self.clocks = _clocks(self._cluster)
         inflight = [self.names.operations(b) for b in answers["inflight"].to_batches()] if present else []
-        nodes = {str(row["node"]) for table in tables for row in rows_of(answers[table])}
+        named = (*tables, "inflight") if present else tables
+        nodes = {str(node) for table in named for node in answers[table].column("node").to_pylist()}
         self._selection = chosen._replace(nodes=frozenset(nodes))
         self.findings += [found for row in rows_of(answers["findings"]) if (found := self._finding(row)) is not None]
         self._losses_of(rows_of(answers["losses"]))
         return Operations.joined(inflight)
+
+    @property
+    def base(self) -> int:
+        """A time before all others, UTC ns by our clock."""
+        return min(self.begin - CLOSE_NS, int(self._inflight.call.min(initial=self.begin)))
 
     @cached_property
     def steps(self) -> Steps:
@@ -131,7 +139,9 @@ class Timeline:
                 self.notes.append(f"only the first {_MOST_STEPS:,} steps are shown")
                 break
         steps = Steps.joined(parts)
-        return steps.taken(np.lexsort((steps.begin, steps.process))[:_MOST_STEPS])
+        steps = steps.taken(np.lexsort((steps.begin, steps.process))[:_MOST_STEPS])
+        self.counts["steps"] = len(steps)
+        return steps
 
     def operations(self) -> Iterator[Operations]:
         """Yields the operations in the order of their calls; those in flight come last."""
@@ -139,6 +149,7 @@ class Timeline:
         steps = self.steps
         for part in awaited(self._all_operations(), self.names.sizes):
             part.step = steps_at(steps, part.process, part.call)
+            self.counts["operations"] += len(part)
             yield part
 
     def _all_operations(self) -> Iterator[Operations]:
@@ -154,6 +165,7 @@ class Timeline:
     def samples(self) -> Iterator[Samples]:
         """Yields rows of python.samples, each part in the order of time."""
         for part in self._parts(sections.SAMPLES, self.names.samples):
+            self.counts["samples"] += len(part)
             yield part.taken(np.argsort(part.time, kind="stable"))
 
     def counters(self) -> Iterator[Counters]:
@@ -161,6 +173,7 @@ class Timeline:
         of_job = sections.NET._replace(condition=sections.NET.condition.format(job=sql_text(self.job)))
         for section, figures in ((sections.GPU, sections.GPU_FIGURES), (of_job, sections.NET_FIGURES)):
             for part in self._parts(section, partial(self.names.counter_values, figures=figures)):
+                self.counts["counter_values"] += len(part)
                 yield part.taken(np.argsort(part.time, kind="stable"))
 
     def stacks(self, ids: Sequence[int]) -> dict[int, tuple[Frame, ...]]:
