@@ -11,6 +11,7 @@ import pyarrow as pa
 from cluster_scene import Rows as RowsOfTables
 from cluster_scene import database
 
+from probing.api.tables import TABLES
 from probing.client.timeline.reading import Timeline
 from probing.federation.execution.answer import Answered, Gathered, Rows
 from probing.federation.execution.clocks import Clocks, Offset
@@ -54,6 +55,14 @@ class Tables:
             if ahead is not None and node in ahead:
                 self.clocks.add(node, ahead[node], time.monotonic_ns())
         self.outcomes.append(gathered)
+
+    def put(self, table: str, rows: list[dict[str, Any]]) -> None:
+        """Replaces the rows of a table."""
+        schema = TABLES[table].logical
+        given = [{column: row.get(column) for column in schema.names} for row in rows]
+        self.db.register("given", pa.Table.from_pylist(given, schema=schema))
+        self.db.execute(f"DELETE FROM {table}; INSERT INTO {table} SELECT * FROM given")
+        self.db.unregister("given")
 
     def query(self, sql: str) -> pa.Table:
         return self.db.sql(sql).to_arrow_table()

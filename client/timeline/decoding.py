@@ -180,4 +180,5 @@ class Dictionaries:
 
 def _time(column: pa.Array[Any], ahead: Ints) -> Ints:
     at = numbers(column)
-    return np.where(at == UNKNOWN, UNKNOWN, at - ahead)
+    # Differences of two such times fit into 64 bits.
+    return np.where(at == UNKNOWN, UNKNOWN, np.clip(at, 0, SPANNING - 1) - ahead)
