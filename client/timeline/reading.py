@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ("Timeline", "timeline")
 
 T = TypeVar("T", bound=Columns)
-_ROWS_A_SLICE = 200_000
+ROWS_A_SLICE = 200_000
 _MOST_STEPS = 1_000_000
 _MOST_LOSSES = 10_000
 _MOST_STACKS = 50_000
@@ -75,7 +75,7 @@ class Timeline:
     """The range from ``begin`` to before ``end``, UTC ns by our clock, of ``job``.
 
     ``operations``, ``samples`` and ``counters`` read rows while they are iterated over, and add to ``names``, the
-    dictionaries that columns refer to. ``losses`` has what was missing until then, also nodes that did not answer.
+    dictionaries that columns refer to. ``losses_of_job`` yields what was missing until then.
     ``rows`` counts what was read, of about ``expected``, and ``counts`` does so by section. ``notes`` say what else is
     left out.
     """
@@ -90,6 +90,8 @@ class Timeline:
         self.findings: list[Finding] = []
         self._cluster = cluster
         self._asked = len(cluster.outcomes)
+        # Of nodes that did not answer, by node and table.
+        self._gaps: dict[tuple[str, str], Loss] = {}
         self._stacks: dict[int, tuple[Frame, ...]] = {}
         self.clocks = _clocks(cluster)
         ahead = {clock.node: clock.offset_ns for clock in self.clocks if clock.offset_ns}
@@ -116,6 +118,7 @@ class Timeline:
             statements["inflight"] = f"SELECT {columns} FROM comm.inflight WHERE {of_job}"
         answers = self._cluster.query_all(statements)
         self.clocks = _clocks(self._cluster)
+        self._note("", (), self.begin, self.end)
         inflight = [self.names.operations(b) for b in answers["inflight"].to_batches()] if present else []
         named = (*tables, "inflight") if present else tables
         nodes = {str(node) for table in named for node in answers[table].column("node").to_pylist()}
@@ -201,7 +204,7 @@ class Timeline:
 
     def losses_of_job(self) -> Iterator[tuple[Loss, int | None]]:
         """Yields the losses of the job's nodes and processes, each with the process that it is about."""
-        for loss in self.losses:
+        for loss in (*self.losses, *self._gaps.values()):
             known = [] if loss.pid is None else self.names.of_pid(loss.node, loss.pid)
             if loss.pid is None or known:
                 yield loss, known[0] if known else None
@@ -214,26 +217,34 @@ class Timeline:
         return "its clock was not compared with ours"
 
     def _parts(self, section: Section, decode: Callable[[pa.RecordBatch], T]) -> Iterator[T]:
-        pieces = list(slices(self._cluster, self._selection, section, _ROWS_A_SLICE))
+        pieces = list(slices(self._cluster, self._selection, section, ROWS_A_SLICE))
         self.expected += sum(piece.rows for piece in pieces)
+        self._note(section.table, (), self.begin, self.end)
         for low, high, _ in pieces:
             decoded: list[T] = []
             with self._cluster.stream(self._selection.select(section, low, high)) as rows:
                 for batch in rows:
                     self.rows += batch.num_rows
                     decoded.append(decode(batch))
-            self._note(rows.warnings, low, high)
+            self._note(section.table, rows.warnings, low, high)
             if decoded:
                 yield type(decoded[0]).joined(decoded)
 
-    def _note(self, warnings: Sequence[str], low: int, high: int) -> None:
-        """Adds what nodes lack, and the nodes that did not answer."""
+    def _note(self, table: str, warnings: Sequence[str], low: int, high: int) -> None:
+        """Adds what nodes lack of ``table``, and a gap for each node that did not answer."""
         self.notes += [note for note in map(shown, warnings) if note not in self.notes]
-        for outcome in self._cluster.outcomes[self._asked :]:
-            for failed in outcome.failed:
-                why = f"it did not answer: {failed.reason}"
-                self.losses.append(Loss(shown(failed.node or failed.address), None, low, high, "", shown(why), None))
+        failures = [failed for outcome in self._cluster.outcomes[self._asked :] for failed in outcome.failed]
         self._asked = len(self._cluster.outcomes)
+        names = {one.address: one.node for outcome in self._cluster.outcomes for one in outcome.answered}
+        for failed in failures:
+            node = failed.node or names.get(failed.address, failed.address)
+            gap = Loss(shown(node), None, low, high, table, shown(failed.reason), None)
+            before = self._gaps.get((gap.node, table))
+            if before is None or before.reason != gap.reason:
+                self._gaps[gap.node, table] = gap
+            else:
+                whole = before._replace(begin=min(before.begin, low), end=max(before.end, high))
+                self._gaps[gap.node, table] = whole
 
     def _finding(self, row: Row) -> Finding | None:
         """Returns a finding that held in the range."""
