@@ -58,6 +58,7 @@ COMMANDS = {
     "bt": Entry("stacks", "The same as stacks.", hidden=True),
     "vars": Entry("variables", "Values of variables, read from outside."),
     "profile": Entry("profile", "Where Python spends its time: functions, flame graph, pprof."),
+    "timeline": Entry("timeline", "A range of a job as a trace for Perfetto, Chrome or HTA, at -o."),
     "flamegraph": Entry("flamegraph", "The same as profile -F svg."),
     "config": Entry("config", "Settings of the daemon: show them, or change one."),
     "eval": Entry("unsupported", "Run Python in a job.", hidden=True, function="evaluate"),
@@ -75,7 +76,7 @@ CLUSTER_COMMANDS = {
 }
 RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are numbered and placed as they must be.")}
 # Commands whose files have formats of their own.
-_OWN_FILES = ("profile", "flamegraph", "export", "bugreport", "diagnose", "why")
+_OWN_FILES = ("profile", "flamegraph", "timeline", "export", "bugreport", "diagnose", "why")
 _EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
 # Help is as wide as the terminal, up to a width that reads well.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 from cluster_scene import Rows as RowsOfTables
 from cluster_scene import database
 
+from probing.api.tables import TABLES
 from probing.client.timeline.reading import Timeline
 from probing.federation.execution.answer import Answered, Gathered, Rows
 from probing.federation.execution.clocks import Clocks, Offset
@@ -51,17 +53,25 @@ class Tables:
         for node in ("alpha", "beta"):
             gathered.answered.append(Answered(node, node, 0))
             if ahead is not None and node in ahead:
-                self.clocks.add(node, ahead[node], 0)
+                self.clocks.add(node, ahead[node], time.monotonic_ns())
         self.outcomes.append(gathered)
 
+    def put(self, table: str, rows: list[dict[str, Any]]) -> None:
+        """Replaces the rows of a table."""
+        schema = TABLES[table].logical
+        given = [{column: row.get(column) for column in schema.names} for row in rows]
+        self.db.register("given", pa.Table.from_pylist(given, schema=schema))
+        self.db.execute(f"DELETE FROM {table}; INSERT INTO {table} SELECT * FROM given")
+        self.db.unregister("given")
+
     def query(self, sql: str) -> pa.Table:
-        return self.db.execute(sql).to_arrow_table()
+        return self.db.sql(sql).to_arrow_table()
 
     def query_all(self, statements: Mapping[str, str]) -> dict[str, pa.Table]:
         return {name: self.query(sql) for name, sql in statements.items()}
 
     def stream(self, sql: str) -> Rows:
-        reader = self.db.cursor().execute(sql).to_arrow_reader(50_000)
+        reader = self.db.cursor().sql(sql).to_arrow_reader(50_000)
 
         def batches() -> Generator[pa.RecordBatch, None, None]:
             yield from reader
@@ -77,9 +87,14 @@ def who(rank: int) -> dict[str, Any]:
     return {"node": NODES[rank], "job": JOB, "run": "r1", "pid": 1000 + rank, "start_ns": 7 * SECOND, "rank": rank}
 
 
-def operation(rank: int, seq: int | None, call: int, took: int = 5 * MS, **more: Any) -> dict[str, Any]:
-    """A row of comm.ops, called ``call`` ns after BEGIN; it is gloo's, and took ``took`` ns."""
-    at = BEGIN + call
+def operation(
+    rank: int, seq: int | None, call: int, took: int = 5 * MS, node_ahead: int = 0, **more: Any
+) -> dict[str, Any]:
+    """A row of comm.ops, called ``call`` ns after BEGIN; it is gloo's, and took ``took`` ns.
+
+    The clock of its node is ``node_ahead`` ns ahead.
+    """
+    at = BEGIN + call + node_ahead
     return {
         **who(rank),
         "ts": at,
@@ -100,6 +115,36 @@ def operation(rank: int, seq: int | None, call: int, took: int = 5 * MS, **more:
         "state": "done",
         **more,
     }
+
+
+def communication() -> list[dict[str, Any]]:
+    """23 operations of all five ranks, of which another rank is late each time, and 11 of ranks 1 and 4."""
+    whole = [
+        operation(rank, n, n * 500 * MS + (7 * MS if n % 5 == rank else rank * 1000), took=29 * MS)
+        for n in range(23)
+        for rank in range(5)
+    ]
+    pair = {"comm": "1", "comm_name": "tp", "comm_size": 2, "op": "broadcast", "bytes": 31}
+    return whole + [operation(rank, n, n * SECOND + 100 * MS, **pair) for n in range(11) for rank in (1, 4)]
+
+
+def counters() -> RowsOfTables:
+    """Values of a GPU and an interface of alpha; some are NULL or no number, some of nodes without the job."""
+    gpu = [
+        {"node": node, "ts": BEGIN + n * SECOND, "device_id": 0, "gpu_util_pct": 50.5 + n, "power_w": watt}
+        for node in ("alpha",)
+        for n, watt in enumerate((300.25, None, 311.0, 290.0, 280.0, 270.0, 260.0))
+    ]
+    net = [
+        {"node": node, "ts": BEGIN + n * SECOND, "interface": name, "kind": kind, "rx_gbps": rx}
+        for node, name, kind in (
+            ("alpha", "eth0", "physical"),
+            ("beta", "lo", "loopback"),
+            ("gamma", "eth0", "physical"),
+        )
+        for n, rx in enumerate((1.5, float("nan"), 2.5, float("inf"), 3.5))
+    ]
+    return {"gpu.utilization": gpu, "net.interfaces": net}
 
 
 def step(rank: int, number: int, begin: int, end: int, **more: Any) -> dict[str, Any]:

@@ -16,7 +16,20 @@ import pyarrow.compute as pc
 
 from probing.api.text import escape
 
-__all__ = ("UNKNOWN", "Coder", "Entries", "Ints", "Reals", "distinct", "encoded", "mixed", "numbers", "reals", "shown")
+__all__ = (
+    "UNKNOWN",
+    "Coder",
+    "Entries",
+    "Ints",
+    "Reals",
+    "distinct",
+    "encoded",
+    "mixed",
+    "numbers",
+    "reals",
+    "runs",
+    "shown",
+)
 
 Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -48,6 +61,12 @@ def encoded(column: pa.Array[Any]) -> tuple[list[Any], Ints]:
     """Returns the distinct values of a column without NULL, and the place in them of each row."""
     coded: Any = column.dictionary_encode()
     return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), np.int64)
+
+
+def runs(values: Ints) -> tuple[Ints, Ints]:
+    """Returns where each run of equal values begins, and how long it is."""
+    starts = np.flatnonzero(np.r_[True, np.diff(values) != 0][: len(values)])
+    return starts, np.diff(np.r_[starts, len(values)])
 
 
 def mixed(*columns: Ints) -> Ints:

@@ -57,6 +57,12 @@ class Dictionaries:
         one = self.processes.values[process]
         return f"pid {one.pid}" if one.rank is None else f"rank {one.rank} (pid {one.pid})"
 
+    def title(self, comm: int) -> str:
+        """Returns such as ``default_pg (gloo, 8 ranks)``."""
+        one = self.comms.values[comm]
+        size = f", {one.size} ranks" if one.size else ""
+        return f"{one.name or one.comm} ({one.backend}{size})"
+
     def of_rank(self, run: str, rank: int) -> list[int]:
         """Returns the processes that have ``rank`` in ``run``."""
         return [at for at, one in enumerate(self.processes.values) if (one.run, one.rank) == (run, rank)]
@@ -174,4 +180,5 @@ class Dictionaries:
 
 def _time(column: pa.Array[Any], ahead: Ints) -> Ints:
     at = numbers(column)
-    return np.where(at == UNKNOWN, UNKNOWN, at - ahead)
+    # Differences of two such times fit into 64 bits.
+    return np.where(at == UNKNOWN, UNKNOWN, np.clip(at, 0, SPANNING - 1) - ahead)

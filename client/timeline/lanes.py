@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from probing.client.timeline.coding import Ints
+from probing.client.timeline.coding import Ints, runs
 
 __all__ = ("Lanes",)
 
@@ -23,15 +23,13 @@ class Lanes:
         The end of an interval belongs to it: the next one in its lane begins later.
         """
         lanes = np.zeros(len(track), np.int64)
-        if not len(track):
-            return lanes
         order = np.lexsort((begin, track))
         tracks, begins, ends = track[order], begin[order], end[order]
-        firsts = np.flatnonzero(np.r_[True, np.diff(tracks) != 0])
-        free = np.r_[True, begins[1:] > ends[:-1]]
+        firsts, counts = runs(tracks)
+        free = np.r_[True, begins[1:] > ends[:-1]][: len(order)]
         earlier = [self._ends.get(one, [-1])[0] for one in tracks[firsts].tolist()]
         free[firsts] = begins[firsts] > np.array(earlier, np.int64)
-        for first, last in zip(firsts.tolist(), [*firsts[1:].tolist(), len(order)], strict=True):
+        for first, last in zip(firsts.tolist(), (firsts + counts).tolist(), strict=True):
             taken = self._ends.setdefault(int(tracks[first]), [])
             if free[first:last].all():
                 taken[:1] = [int(ends[last - 1])]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from probing.client.timeline.coding import UNKNOWN, Ints, mixed
+from probing.client.timeline.coding import UNKNOWN, Ints, mixed, runs
 from probing.client.timeline.model import Operations, Steps
 
 __all__ = ("awaited", "steps_at")
@@ -43,8 +43,7 @@ def _compared(before: Operations | None, part: Operations, after: Operations | N
         keys = mixed(comm[rows], seq[rows])
         # Parts are sorted by call, and follow each other: so are the rows of each key.
         order = np.argsort(keys, kind="stable")
-        starts = np.flatnonzero(np.r_[True, np.diff(keys[order]) != 0])
-        counts = np.diff(np.r_[starts, len(order)])
+        starts, counts = runs(keys[order])
         latest = rows[order[starts + counts - 1]]
         complete = counts == sizes[comm[latest]]
         members = rows[order[np.repeat(complete, counts)]]

@@ -234,10 +234,8 @@ class _Writer:
     def _lane(self, key: int) -> int:
         """Returns the track of a lane. ``key`` combines process, communicator and lane."""
         process, comm = divmod(key // _MOST_LANES, _COMMS)
-        one = self._names.comms.values[comm]
-        size = f", {one.size} ranks" if one.size else ""
-        name = f"{one.name or one.comm} ({one.backend}{size})"
-        return self.trace.track(("lane", key), name, self._process(process), order=10 + comm, about=one.comm)
+        name, identity = self._names.title(comm), self._names.comms.values[comm].comm
+        return self.trace.track(("lane", key), name, self._process(process), order=10 + comm, about=identity)
 
     def _thread(self, index: int) -> int:
         thread = self._names.threads.values[index]

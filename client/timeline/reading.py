@@ -27,7 +27,7 @@ from probing.client.timeline.coding import UNKNOWN, Ints, mixed, shown
 from probing.client.timeline.decoding import Dictionaries
 from probing.client.timeline.matching import awaited, steps_at
 from probing.client.timeline.model import Clock, Columns, Counters, Finding, Loss, Operations, Samples, Steps
-from probing.client.timeline.selection import Section, Selection, slices
+from probing.client.timeline.selection import CLOSE_NS, Section, Selection, slices
 from probing.client.times import bound
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ("Timeline", "timeline")
 
 T = TypeVar("T", bound=Columns)
-_ROWS_A_SLICE = 200_000
+ROWS_A_SLICE = 200_000
 _MOST_STEPS = 1_000_000
 _MOST_LOSSES = 10_000
 _MOST_STACKS = 50_000
@@ -75,19 +75,23 @@ class Timeline:
     """The range from ``begin`` to before ``end``, UTC ns by our clock, of ``job``.
 
     ``operations``, ``samples`` and ``counters`` read rows while they are iterated over, and add to ``names``, the
-    dictionaries that columns refer to. ``losses`` has what was missing until then, also nodes that did not answer.
-    ``rows`` counts what was read, of about ``expected``. ``notes`` say what else is left out.
+    dictionaries that columns refer to. ``losses_of_job`` yields what was missing until then.
+    ``rows`` counts what was read, of about ``expected``, and ``counts`` does so by section. ``notes`` say what else is
+    left out.
     """
 
     def __init__(self, cluster: Cluster, job: str, begin: int, end: int, *, present: bool) -> None:
         """``present``: the range reaches to now, so that operations in flight belong to it."""
         self.job, self.begin, self.end = job, begin, end
         self.rows, self.expected = 0, 0
+        self.counts = dict.fromkeys(("operations", "steps", "samples", "counter_values"), 0)
         self.notes: list[str] = []
         self.losses: list[Loss] = []
         self.findings: list[Finding] = []
         self._cluster = cluster
         self._asked = len(cluster.outcomes)
+        # Of nodes that did not answer, by node and table.
+        self._gaps: dict[tuple[str, str], Loss] = {}
         self._stacks: dict[int, tuple[Frame, ...]] = {}
         self.clocks = _clocks(cluster)
         ahead = {clock.node: clock.offset_ns for clock in self.clocks if clock.offset_ns}
@@ -114,12 +118,19 @@ class Timeline:
             statements["inflight"] = f"SELECT {columns} FROM comm.inflight WHERE {of_job}"
         answers = self._cluster.query_all(statements)
         self.clocks = _clocks(self._cluster)
+        self._note("", (), self.begin, self.end)
         inflight = [self.names.operations(b) for b in answers["inflight"].to_batches()] if present else []
-        nodes = {str(row["node"]) for table in tables for row in rows_of(answers[table])}
+        named = (*tables, "inflight") if present else tables
+        nodes = {str(node) for table in named for node in answers[table].column("node").to_pylist()}
         self._selection = chosen._replace(nodes=frozenset(nodes))
         self.findings += [found for row in rows_of(answers["findings"]) if (found := self._finding(row)) is not None]
         self._losses_of(rows_of(answers["losses"]))
         return Operations.joined(inflight)
+
+    @property
+    def base(self) -> int:
+        """A time before all others, UTC ns by our clock."""
+        return min(self.begin - CLOSE_NS, int(self._inflight.call.min(initial=self.begin)))
 
     @cached_property
     def steps(self) -> Steps:
@@ -131,7 +142,9 @@ class Timeline:
                 self.notes.append(f"only the first {_MOST_STEPS:,} steps are shown")
                 break
         steps = Steps.joined(parts)
-        return steps.taken(np.lexsort((steps.begin, steps.process))[:_MOST_STEPS])
+        steps = steps.taken(np.lexsort((steps.begin, steps.process))[:_MOST_STEPS])
+        self.counts["steps"] = len(steps)
+        return steps
 
     def operations(self) -> Iterator[Operations]:
         """Yields the operations in the order of their calls; those in flight come last."""
@@ -139,6 +152,7 @@ class Timeline:
         steps = self.steps
         for part in awaited(self._all_operations(), self.names.sizes):
             part.step = steps_at(steps, part.process, part.call)
+            self.counts["operations"] += len(part)
             yield part
 
     def _all_operations(self) -> Iterator[Operations]:
@@ -154,6 +168,7 @@ class Timeline:
     def samples(self) -> Iterator[Samples]:
         """Yields rows of python.samples, each part in the order of time."""
         for part in self._parts(sections.SAMPLES, self.names.samples):
+            self.counts["samples"] += len(part)
             yield part.taken(np.argsort(part.time, kind="stable"))
 
     def counters(self) -> Iterator[Counters]:
@@ -161,6 +176,7 @@ class Timeline:
         of_job = sections.NET._replace(condition=sections.NET.condition.format(job=sql_text(self.job)))
         for section, figures in ((sections.GPU, sections.GPU_FIGURES), (of_job, sections.NET_FIGURES)):
             for part in self._parts(section, partial(self.names.counter_values, figures=figures)):
+                self.counts["counter_values"] += len(part)
                 yield part.taken(np.argsort(part.time, kind="stable"))
 
     def stacks(self, ids: Sequence[int]) -> dict[int, tuple[Frame, ...]]:
@@ -188,7 +204,7 @@ class Timeline:
 
     def losses_of_job(self) -> Iterator[tuple[Loss, int | None]]:
         """Yields the losses of the job's nodes and processes, each with the process that it is about."""
-        for loss in self.losses:
+        for loss in (*self.losses, *self._gaps.values()):
             known = [] if loss.pid is None else self.names.of_pid(loss.node, loss.pid)
             if loss.pid is None or known:
                 yield loss, known[0] if known else None
@@ -201,26 +217,34 @@ class Timeline:
         return "its clock was not compared with ours"
 
     def _parts(self, section: Section, decode: Callable[[pa.RecordBatch], T]) -> Iterator[T]:
-        pieces = list(slices(self._cluster, self._selection, section, _ROWS_A_SLICE))
+        pieces = list(slices(self._cluster, self._selection, section, ROWS_A_SLICE))
         self.expected += sum(piece.rows for piece in pieces)
+        self._note(section.table, (), self.begin, self.end)
         for low, high, _ in pieces:
             decoded: list[T] = []
             with self._cluster.stream(self._selection.select(section, low, high)) as rows:
                 for batch in rows:
                     self.rows += batch.num_rows
                     decoded.append(decode(batch))
-            self._note(rows.warnings, low, high)
+            self._note(section.table, rows.warnings, low, high)
             if decoded:
                 yield type(decoded[0]).joined(decoded)
 
-    def _note(self, warnings: Sequence[str], low: int, high: int) -> None:
-        """Adds what nodes lack, and the nodes that did not answer."""
+    def _note(self, table: str, warnings: Sequence[str], low: int, high: int) -> None:
+        """Adds what nodes lack of ``table``, and a gap for each node that did not answer."""
         self.notes += [note for note in map(shown, warnings) if note not in self.notes]
-        for outcome in self._cluster.outcomes[self._asked :]:
-            for failed in outcome.failed:
-                why = f"it did not answer: {failed.reason}"
-                self.losses.append(Loss(shown(failed.node or failed.address), None, low, high, "", shown(why), None))
+        failures = [failed for outcome in self._cluster.outcomes[self._asked :] for failed in outcome.failed]
         self._asked = len(self._cluster.outcomes)
+        names = {one.address: one.node for outcome in self._cluster.outcomes for one in outcome.answered}
+        for failed in failures:
+            node = failed.node or names.get(failed.address, failed.address)
+            gap = Loss(shown(node), None, low, high, table, shown(failed.reason), None)
+            before = self._gaps.get((gap.node, table))
+            if before is None or before.reason != gap.reason:
+                self._gaps[gap.node, table] = gap
+            else:
+                whole = before._replace(begin=min(before.begin, low), end=max(before.end, high))
+                self._gaps[gap.node, table] = whole
 
     def _finding(self, row: Row) -> Finding | None:
         """Returns a finding that held in the range."""

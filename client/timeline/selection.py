@@ -11,10 +11,10 @@ from probing.api.text import sql_table, sql_text
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
-__all__ = ("Section", "Selection", "Slice", "slices")
+__all__ = ("CLOSE_NS", "Section", "Selection", "Slice", "slices")
 
 # Clocks that are closer are compared with the bounds of the range as they are.
-_CLOSE_NS = 1_000_000_000
+CLOSE_NS = 1_000_000_000
 _MOST_NODES = 500
 _BUCKETS = 512
 _LEAST_NS = 1_000_000
@@ -71,7 +71,7 @@ class Selection(NamedTuple):
         return f"(epoch_ns({column}) - CASE node{far} ELSE 0 END)" if far else f"epoch_ns({column})"
 
     def _far(self) -> dict[str, int]:
-        return {node: ahead for node, ahead in self.ahead.items() if abs(ahead) >= _CLOSE_NS}
+        return {node: ahead for node, ahead in self.ahead.items() if abs(ahead) >= CLOSE_NS}
 
     def _whose(self, section: Section) -> str:
         if not section.of_nodes:

@@ -141,18 +141,17 @@ def columns(question: Question) -> tuple[Write, str, str]:
 
 
 def trace(question: Question) -> tuple[Write, str, str]:
-    """Returns what writes the timeline of a job as a trace of ``format``, its type and its name."""
+    """Returns what writes the timeline of a job as a trace of ``format``, pftrace or json, its type and its name."""
+    from probing.client.timeline.chrome import write_chrome
     from probing.client.timeline.perfetto import write_perfetto
     from probing.client.timeline.reading import timeline
 
+    writers = {"pftrace": (write_perfetto, "application/octet-stream"), "json": (write_chrome, "application/json")}
     kind = question.parameters.text("format", "pftrace")
-    if kind != "pftrace":
-        raise UsageError(f"the format {kind} is not offered", hint="pftrace is")
-    name = "timeline.pftrace"
-    return lambda sink: write_perfetto(timeline(question.cluster, *_range(question)), sink), _TRACE, name
-
-
-_TRACE = "application/octet-stream"
+    if kind not in writers:
+        raise UsageError(f"the format {kind} is not offered", hint=f"one of {', '.join(writers)}")
+    write, media = writers[kind]
+    return lambda sink: write(timeline(question.cluster, *_range(question)), sink), media, f"timeline.{kind}"
 
 
 def _range(question: Question) -> tuple[str, str, str | None]:

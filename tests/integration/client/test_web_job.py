@@ -159,10 +159,13 @@ def test_the_timeline_as_columns_and_as_a_trace(scene: Page) -> None:
     # Twelve operations of four ranks.
     assert header["sections"]["ops"]["rows"] == 4 * 12
     assert {rank["rank"] for rank in header["dictionaries"]["ranks"]} == {0, 1, 2, 3}
-    trace = scene.ask("/api/timeline/download?job=bert&from=5m&format=pftrace")
+    trace = scene.ask("/api/timeline/download?job=llm-7b&from=5m&format=pftrace")
     assert trace.status == 200, trace.body
     assert trace.headers["content-disposition"] == 'attachment; filename="timeline.pftrace"'
     assert b"all_reduce" in trace.body
+    events = scene.ask("/api/timeline/download?job=llm-7b&from=5m&format=json").json["traceEvents"]
+    assert {"all_reduce"} <= {event["name"] for event in events}
+    assert scene.ask("/api/timeline/download?job=llm-7b&format=doc").status == 400
     assert scene.ask("/api/timeline?job=nobody").json["code"] == "NotFound"
 
 
