@@ -5,6 +5,8 @@ They are chosen by what the target knows of them: their labels (``--where rack=r
 
 from __future__ import annotations
 
+import copy
+import glob
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -142,7 +144,7 @@ class Nodes:
         self.done: Callable[[int, int], None] = lambda *_: None
         # Nodes that are not asked, since the target knows that they have failed.
         self.absent: tuple[Failed, ...] = ()
-        self._nodes = tuple(nodes)
+        self._named = self._nodes = tuple(nodes)
         self._all_nodes = all_nodes or bool(where)
         self._where = tuple(where)
         self._wire = Wire(Credentials(token), tls)
@@ -165,6 +167,22 @@ class Nodes:
         """Whether questions go to more nodes than the target."""
         return bool(self._nodes) or self._all_nodes
 
+    def afresh(self, *, all_nodes: bool | None = None, node: str = "") -> Self:
+        """Returns these nodes by the same connections, with ``outcomes`` of their own; the target is asked again for
+        its peers.
+
+        ``all_nodes``: whether all nodes are asked; None: as before. ``node``: of the peers of the target only that of
+        this name.
+        """
+        other = copy.copy(self)
+        other.outcomes, other.absent, other._nodes = [], (), self._named
+        if all_nodes is not None:
+            other._all_nodes = all_nodes
+            other._nodes = self._named if all_nodes else ()
+        if node and other.many and not self._named:
+            other._where, other._nodes, other._all_nodes = ((NAME, glob.escape(node)),), (), True
+        return other
+
     def node(self, address: str) -> Node:
         """Returns the calls to the node at ``address``. Raises UsageError where it is no address, or where a token
         would travel in the clear."""
@@ -177,6 +195,11 @@ class Nodes:
         if not self._nodes:
             self._nodes = self._peers()
         return self._nodes
+
+    def meet(self, addresses: Sequence[str]) -> None:
+        """Asks the nodes at ``addresses`` as well from now on, where it asks more than the target."""
+        if self.many:
+            self._nodes = tuple(dict.fromkeys((*self.addresses(), *addresses)))
 
     def asked(self, sql: str) -> tuple[str, ...]:
         """Returns the addresses that ``sql`` is merged from, all where it has ``global.`` tables; none: the target."""

@@ -1,0 +1,184 @@
+"""Turns rows of nodes, as Arrow batches, into columns of numbers and the dictionaries that these refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probing.client.timeline.coding import UNKNOWN, Coder, Entries, Ints, distinct, mixed, numbers, reals
+from probing.client.timeline.model import (
+    SPANNING,
+    Comm,
+    Counter,
+    Counters,
+    Operations,
+    Process,
+    Samples,
+    Steps,
+    Thread,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ("Dictionaries",)
+
+_MANY = 1 << 20
+_MOST_COMMS = 65_535
+_OTHERS = "(others)"
+
+
+class Dictionaries:
+    """What the columns of a timeline refer to by index, in the order of first sight.
+
+    ``ahead``: by how many ns the clocks of nodes are ahead of ours; it is taken off all times.
+    """
+
+    def __init__(self, ahead: Mapping[str, int]) -> None:
+        self.processes: Entries[Process] = Entries(_MANY, Process("", "", 0, 0, None))
+        self.comms: Entries[Comm] = Entries(_MOST_COMMS, Comm("", "", _OTHERS, "", 0))
+        self.threads: Entries[Thread] = Entries(_MANY, Thread(0, 0, _OTHERS, trains=False))
+        self.counters: Entries[Counter] = Entries(_MANY, Counter("", "", _OTHERS, ""))
+        self.ops, self.states, self.timings, self.errors = Coder(), Coder(255), Coder(255), Coder()
+        self.ahead = ahead
+        self._nodes, self._runs, self._names, self._texts = Coder(), Coder(), Coder(_MANY), Coder()
+        self._process_keys: dict[int, int] = {}
+        self._comm_keys: dict[int, int] = {}
+        self._thread_keys: dict[int, int] = {}
+
+    def sizes(self) -> Ints:
+        """Returns the number of ranks of each communicator, 0 where it is not known."""
+        return np.array([comm.size for comm in self.comms.values], np.int64)
+
+    def label(self, process: int) -> str:
+        """Returns such as ``rank 3 (pid 1234)``."""
+        one = self.processes.values[process]
+        return f"pid {one.pid}" if one.rank is None else f"rank {one.rank} (pid {one.pid})"
+
+    def title(self, comm: int) -> str:
+        """Returns such as ``default_pg (gloo, 8 ranks)``."""
+        one = self.comms.values[comm]
+        size = f", {one.size} ranks" if one.size else ""
+        return f"{one.name or one.comm} ({one.backend}{size})"
+
+    def of_rank(self, run: str, rank: int) -> list[int]:
+        """Returns the processes that have ``rank`` in ``run``."""
+        return [at for at, one in enumerate(self.processes.values) if (one.run, one.rank) == (run, rank)]
+
+    def of_pid(self, node: str, pid: int) -> list[int]:
+        """Returns the processes that had ``pid`` on ``node``."""
+        return [at for at, one in enumerate(self.processes.values) if (one.node, one.pid) == (node, pid)]
+
+    def operations(self, batch: pa.RecordBatch) -> Operations:
+        """Returns the rows of sections.OPS, or of sections.IN_FLIGHT, in their order."""
+        rows = batch.num_rows
+        process, ahead = self._processes(batch)
+        flies = "t_done_hi" not in batch.schema.names
+        nothing = np.full(rows, UNKNOWN)
+        call = _time(batch["ts"], ahead)
+        return Operations(
+            process=process,
+            comm=self._comms(batch),
+            op=self.ops.codes(batch["op"]),
+            seq=numbers(batch["seq"]),
+            size=numbers(batch["bytes"]),
+            call=call,
+            start=nothing if flies else _time(batch["t_start"], ahead),
+            done_lo=nothing if flies else _time(batch["t_done_lo"], ahead),
+            done_hi=np.full(rows, SPANNING) if flies else _time(batch["t_done_hi"], ahead),
+            state=self.states.codes(batch["state"]),
+            timing=np.full(rows, self.timings.code("")) if flies else self.timings.codes(batch["timing_source"]),
+            error=np.full(rows, self.errors.code("")) if flies else self.errors.codes(batch["error"]),
+            step=nothing,
+            last_call=nothing,
+            last=nothing,
+        )
+
+    def steps(self, batch: pa.RecordBatch) -> Steps:
+        """Returns the rows of sections.STEPS that have begin and end."""
+        process, ahead = self._processes(batch)
+        steps = Steps(
+            process,
+            numbers(batch["step"]),
+            _time(batch["t_start"], ahead),
+            _time(batch["t_end"], ahead),
+            numbers(batch["comm_ns"]),
+            numbers(batch["wait_ns"]),
+        )
+        return steps.taken((steps.begin != UNKNOWN) & (steps.end >= steps.begin))
+
+    def samples(self, batch: pa.RecordBatch) -> Samples:
+        """Returns the rows of sections.SAMPLES."""
+        process, ahead = self._processes(batch)
+        tid, trains = numbers(batch["tid"], 0), numbers(batch["trains"], 0)
+        name = self._texts.codes(batch["thread"])
+
+        def thread(row: int) -> int:
+            text = self._texts.entries.values[name[row]]
+            return self.threads.index(Thread(int(process[row]), int(tid[row]), text, bool(trains[row])))
+
+        return Samples(
+            distinct(mixed(process, tid, name, trains), thread, self._thread_keys),
+            _time(batch["ts"], ahead),
+            np.maximum(numbers(batch["duration_ns"], 0), 0),
+            np.maximum(numbers(batch["samples"], 0), 0),
+            numbers(batch["on_cpu"], 0),
+            numbers(batch["stack_id"], 0),
+        )
+
+    def counter_values(self, batch: pa.RecordBatch, figures: Mapping[str, str]) -> Counters:
+        """Returns the finite values of ``figures``, units by column, of rows with ``node``, ``device`` and ``ts``."""
+        node, device = self._nodes.codes(batch["node"]), self._texts.codes(batch["device"])
+        at = _time(batch["ts"], self._shift(node))
+        # Devices of all nodes, numbered within this batch.
+        pairs, where = np.unique(node * _MANY + device, return_inverse=True)
+        parts = []
+        for name, unit in figures.items():
+            value = reals(batch[name])
+            rows = np.flatnonzero(np.isfinite(value) & (at != UNKNOWN))
+            if not len(rows):
+                continue
+            index = [
+                self.counters.index(
+                    Counter(self._nodes.text(int(pair) // _MANY), self._texts.text(int(pair) % _MANY), name, unit)
+                )
+                for pair in pairs
+            ]
+            parts.append(Counters(np.array(index, np.int64)[where[rows]], at[rows], value[rows]))
+        return Counters.joined(parts)
+
+    def _processes(self, batch: pa.RecordBatch) -> tuple[Ints, Ints]:
+        """Returns the index of the process of each row, and by how much the clock of its node is ahead, ns."""
+        node, run = self._nodes.codes(batch["node"]), self._runs.codes(batch["run"])
+        pid, start_ns, rank = (numbers(batch[name], -1) for name in ("pid", "start_ns", "rank"))
+
+        def entry(row: int) -> int:
+            names = self._nodes.text(int(node[row])), self._runs.text(int(run[row]))
+            number = int(rank[row])
+            return self.processes.index(
+                Process(*names, int(pid[row]), int(start_ns[row]), None if number < 0 else number)
+            )
+
+        return distinct(mixed(node, run, pid, start_ns), entry, self._process_keys), self._shift(node)
+
+    def _comms(self, batch: pa.RecordBatch) -> Ints:
+        run, comm = self._runs.codes(batch["run"]), self._names.codes(batch["comm"])
+        name, backend = self._names.codes(batch["comm_name"]), self._texts.codes(batch["backend"])
+        size = numbers(batch["comm_size"], 0)
+
+        def entry(row: int) -> int:
+            texts = self._runs.text(int(run[row])), self._names.text(int(comm[row])), self._names.text(int(name[row]))
+            return self.comms.index(Comm(*texts, self._texts.text(int(backend[row])), int(size[row])))
+
+        return distinct(mixed(run, comm), entry, self._comm_keys)
+
+    def _shift(self, node: Ints) -> Ints:
+        return np.array([self.ahead.get(name, 0) for name in self._nodes.entries.values] or [0], np.int64)[node]
+
+
+def _time(column: pa.Array[Any], ahead: Ints) -> Ints:
+    at = numbers(column)
+    # Differences of two such times fit into 64 bits.
+    return np.where(at == UNKNOWN, UNKNOWN, np.clip(at, 0, SPANNING - 1) - ahead)

@@ -1,0 +1,114 @@
+"""The rows of a timeline as SQL: of one job and a range of time, by the clocks of the nodes, in slices of bounded
+size."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from probing.api.text import sql_table, sql_text
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
+__all__ = ("CLOSE_NS", "Section", "Selection", "Slice", "slices")
+
+# Clocks that are closer are compared with the bounds of the range as they are.
+CLOSE_NS = 1_000_000_000
+_MOST_NODES = 500
+_BUCKETS = 512
+_LEAST_NS = 1_000_000
+
+
+class Section(NamedTuple):
+    """Rows of ``table`` with ``columns``, SQL by name. ``condition`` holds beside job and range; with ``of_nodes``
+    the rows are those of the job's nodes, as the table has no job."""
+
+    table: str
+    columns: Mapping[str, str]
+    condition: str = ""
+    of_nodes: bool = False
+
+
+class Slice(NamedTuple):
+    """A part of a range, UTC ns by our clock, that has about ``rows`` rows."""
+
+    low: int
+    high: int
+    rows: int
+
+
+class Selection(NamedTuple):
+    """The rows of ``job`` from ``begin`` to before ``end``, UTC ns by our clock. ``ahead``: by how many ns the clocks
+    of nodes are ahead of ours. ``nodes``: the nodes of the job."""
+
+    job: str
+    begin: int
+    end: int
+    ahead: Mapping[str, int]
+    nodes: Collection[str] = ()
+
+    def where(self, section: Section, low: int, high: int) -> str:
+        """Returns the condition on the rows of ``section`` from ``low`` to before ``high``."""
+        far = self._far()
+        first = low + min(0, *far.values(), 0)
+        last = high + max(0, *far.values(), 0)
+        parts = [self._whose(section)] if self._whose(section) else []
+        parts += [f"ts >= {_instant(first)}", f"ts < {_instant(last)}"]
+        if far:
+            parts += [f"{self.time('ts')} >= {low}", f"{self.time('ts')} < {high}"]
+        parts += [section.condition] if section.condition else []
+        return " AND ".join(parts)
+
+    def select(self, section: Section, low: int, high: int) -> str:
+        """Returns the SELECT of the rows of ``section``."""
+        columns = ", ".join(f"{sql} AS {name}" for name, sql in section.columns.items())
+        return f"SELECT {columns} FROM {sql_table(section.table)} WHERE {self.where(section, low, high)}"
+
+    def time(self, column: str) -> str:
+        """Returns ``column`` as ns, by our clock where that of the node is far off."""
+        far = "".join(f" WHEN {sql_text(node)} THEN {ahead}" for node, ahead in self._far().items())
+        return f"(epoch_ns({column}) - CASE node{far} ELSE 0 END)" if far else f"epoch_ns({column})"
+
+    def _far(self) -> dict[str, int]:
+        return {node: ahead for node, ahead in self.ahead.items() if abs(ahead) >= CLOSE_NS}
+
+    def _whose(self, section: Section) -> str:
+        if not section.of_nodes:
+            return f"job = {sql_text(self.job)}"
+        if len(self.nodes) > _MOST_NODES:
+            return ""
+        return f"node IN ({', '.join(map(sql_text, sorted(self.nodes)))})" if self.nodes else "false"
+
+
+def slices(cluster: Cluster, selection: Selection, section: Section, most: int) -> Iterator[Slice]:
+    """Yields slices of the range in the order of time, each with at most about ``most`` rows of ``section``."""
+    low, rows = selection.begin, 0
+    for begin, end, count in _buckets(cluster, selection, section, selection.begin, selection.end, most):
+        if rows and rows + count > most:
+            yield Slice(low, begin, rows)
+            low, rows = begin, 0
+        rows += count
+        last = end
+    if rows:
+        yield Slice(low, last, rows)
+
+
+def _buckets(
+    cluster: Cluster, selection: Selection, section: Section, low: int, high: int, most: int
+) -> Iterator[tuple[int, int, int]]:
+    width = max(1, -(-(high - low) // _BUCKETS))
+    bucket = f"({selection.time('ts')} - {low}) // {width}"
+    table, where = sql_table(section.table), selection.where(section, low, high)
+    answer = cluster.query(f"SELECT {bucket} AS bucket, count(*) AS rows FROM {table} WHERE {where} GROUP BY {bucket}")
+    for row in sorted(answer.to_pylist(), key=lambda row: int(row["bucket"])):
+        begin = low + int(row["bucket"]) * width
+        end = min(high, begin + width)
+        if row["rows"] > most and width > _LEAST_NS:
+            yield from _buckets(cluster, selection, section, begin, end, most)
+        else:
+            yield begin, end, int(row["rows"])
+
+
+def _instant(ns: int) -> str:
+    return f"make_timestamp_ns({max(0, ns)})"
