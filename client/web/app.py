@@ -6,6 +6,7 @@ docs/web.md lists them. Whoever has no session gets the files and ``/api/session
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ _NOT_BUILT = (
     "<!doctype html><title>probingd</title><p>The page is not part of this installation: <code>make web</code>."
 )
 _REFUSED_S = 1.0
+# As esbuild names files: page-NVQCTN5P.css.
+_HASHED = re.compile(r"-[0-9A-Z]{8}\.\w+$")
 # Files that are written at once, for all visitors: a timeline takes some hundred MB.
 _MOST_FILES = 4
 
@@ -200,11 +203,12 @@ class _Pages:
 
 
 class _Files(StaticFiles):
-    """Files whose names change with their content."""
+    """Files that a browser keeps where their name changes with their content."""
 
-    def file_response(self, *arguments: Any, **named: Any) -> Response:
-        answered = super().file_response(*arguments, **named)
-        answered.headers["cache-control"] = "public, max-age=31536000, immutable"
+    def file_response(self, full_path: Any, *arguments: Any, **named: Any) -> Response:
+        answered = super().file_response(full_path, *arguments, **named)
+        kept = _HASHED.search(str(full_path)) is not None
+        answered.headers["cache-control"] = "public, max-age=31536000, immutable" if kept else "no-cache"
         return answered
 
 

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -274,3 +275,13 @@ def test_another_user_gets_nothing_even_with_the_cookie_or_the_key(page: Page) -
         done = subprocess.run(argv, capture_output=True, text=True, cwd="/", check=True, timeout=60)
         assert done.stdout == "403\n", path
     assert page.ask("/api/ps").status == 200
+
+
+def test_a_browser_keeps_files_whose_name_has_their_hash(page: Page) -> None:
+    named = re.findall(rb'(?:src|href)="(/static/[^"]+)"', page.ask("/jobs").body)
+    assert named
+    for name in named:
+        answer = page.ask(name.decode())
+        assert answer.status == 200, name
+        assert answer.headers["cache-control"].endswith("immutable")
+    assert page.ask("/static/index.html").headers["cache-control"] == "no-cache"
