@@ -60,7 +60,7 @@ class Live:
         A reader that is slow gets the newest view, and none of those before.
         """
         self._begin(job)
-        seen = 0
+        seen = self._number - (self._view.at is not None)
         try:
             while True:
                 changed = self._changed
@@ -89,7 +89,7 @@ class Live:
             self._ending = None
         if self._threads is None:
             # What was seen before may be hours old.
-            self._view, self._error, self._number = View(), "", 0
+            self._view, self._error = View(), ""
             self._threads = _Threads(self._cluster, self._deliver)
         self._threads.read_ranks(self._readers_of_ranks > 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from probing.client.times import Interval, interval
 __all__ = ("Parameters",)
 
 _MOST_CHARACTERS = 4096
+# JSON can have them, UTF-8 cannot.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Parameters:
@@ -36,6 +39,8 @@ class Parameters:
             raise UsageError(f"the parameter {name} is missing", hint=f"add {name}=... to the address")
         if len(found) > most:
             raise UsageError(f"the parameter {name} has more than {most} characters")
+        if _SURROGATE.search(found):
+            raise UsageError(f"the parameter {name} is no text: it has half a character")
         return found
 
     def flag(self, name: str, *, default: bool = False) -> bool:

@@ -34,7 +34,7 @@ _THREADS = 24
 _WAIT_S = 15.0
 _MOST_STREAMS = 16
 _LOST = 'SELECT sum("count") AS lost FROM probing.losses WHERE ts > now() - INTERVAL 10 MINUTE'
-_LOST_EVERY_S = 30.0
+_LOST_EVERY_S, _LOST_S = 30.0, 5.0
 
 
 class Visitor:
@@ -84,7 +84,9 @@ class Visitor:
                 return self._lost
             self._lost_at = time.monotonic()
         try:
-            (row,) = rows_of(self.asking().query(_LOST))
+            cluster = self.asking()
+            cluster.timeout = min(cluster.timeout, _LOST_S)
+            (row,) = rows_of(cluster.query(_LOST))
             self._lost = int(row["lost"] or 0)
         except ProbingError:
             self._lost = None
@@ -117,7 +119,7 @@ class KeyDoor:
         self._visitor = Visitor(cluster, CapacityLimiter(_THREADS))
 
     async def admit(self, secret: str) -> Visitor:
-        if not hmac.compare_digest(secret.encode(), self._key.encode()):
+        if not hmac.compare_digest(secret.encode("utf-8", "replace"), self._key.encode()):
             raise Unauthenticated("the key is wrong", hint="open the address that `probingctl web` printed")
         return self._visitor
 
