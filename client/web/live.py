@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ("Live",)
 
 _EVERY_S = 2.0
+# The rows of a thousand nodes take seconds of this process, in which it answers nothing else.
+_NODES_A_SECOND = 100
 _WINDOW_S = 10.0
 _PATIENCE_S = 5.0
 _LOOK_EVERY_S = 30.0
@@ -152,6 +154,7 @@ class _Threads:
         self._cluster.outcomes.clear()
         self._functions.watch(fetched.nodes)
         self._look_for_nodes()
+        self._fetcher.repeater.every(max(_EVERY_S, len(fetched.nodes) / _NODES_A_SECOND))
         self._view = self._model.update(fetched, self._functions.found)
         self._deliver("")
 
