@@ -25,13 +25,14 @@ from starlette.staticfiles import StaticFiles
 
 from probing.api.errors import InternalError, NotFound, Overloaded, ProbingError, Unauthenticated, UsageError
 from probing.client.diagnosis.html import POLICY
+from probing.client.session import warn
 from probing.client.version import program
 from probing.client.web import downloads
 from probing.client.web.answers import encoded, error_body, status_of
 from probing.client.web.downloads import FileAnswer, Files
 from probing.client.web.guard import App, Guard, Rate
 from probing.client.web.jobs import finding_file
-from probing.client.web.panels import Panel, Panels, Question, answer
+from probing.client.web.panels import Panel, Panels, Question, answer, ask
 from probing.client.web.parameters import Parameters
 from probing.client.web.streams import EventStream, Placed
 from probing.client.web.visitors import Sessions, Visitor
@@ -144,9 +145,9 @@ class _Pages:
         return JSONResponse({**said, "languages": ["en", "zh"], "login_needed": login is not None, "login": login})
 
     async def _login(self, request: Request) -> Response:
-        body = await _object(request)
+        token = Parameters.of_json(await _object(request)).text("token")
         answered = JSONResponse({})
-        self._set(answered, await self._begun(request, _text(body, "token")))
+        self._set(answered, await self._begun(request, token))
         return answered
 
     async def _begun(self, request: Request, secret: str) -> str:
@@ -170,14 +171,15 @@ class _Pages:
         job = None
         if request.url.path.endswith("/job"):
             job = Parameters(request.query_params).text("job")
-        return Placed(visitor, EventStream(visitor.live, job))
+        cookie = request.cookies[self._site.cookie]
+        return Placed(visitor, EventStream(visitor.live, job, lambda: self._sessions.use(cookie)))
 
     async def _panel(self, panel: Panel, request: Request) -> Response:
         return await self._answered(self._visitor(request), panel, Parameters(request.query_params))
 
     async def _finding(self, request: Request) -> Response:
         visitor, parameters = self._visitor(request), Parameters(request.query_params)
-        page = await visitor.work(lambda: finding_file(Question(visitor.asking(), parameters)))
+        page = await visitor.work(lambda: ask(Question(visitor.asking(), parameters), finding_file))
         policy = {"content-security-policy": f"{POLICY}; frame-ancestors 'none'"}
         return HTMLResponse(page, headers={**policy, "content-disposition": 'inline; filename="finding.html"'})
 
@@ -223,13 +225,6 @@ async def _object(request: Request) -> dict[str, Any]:
     return body
 
 
-def _text(body: dict[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str):
-        raise UsageError(f"the body has no text {name}")
-    return value
-
-
 async def _refused(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ProbingError)
     return Response(encoded(error_body(error)), status_of(error), media_type=_JSON)
@@ -238,9 +233,12 @@ async def _refused(_request: Request, error: Exception) -> Response:
 async def _no_such_page(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = NotFound if error.status_code == 404 else UsageError
-    said = kind("there is no such address here" if error.status_code == 404 else error.detail)
+    message = "there is no such address here" if error.status_code == 404 else error.detail
+    said = kind(message, hint="docs/web.md lists the addresses")
     return Response(encoded(error_body(said)), error.status_code, media_type=_JSON)
 
 
-async def _broken(_request: Request, error: Exception) -> Response:
-    return Response(encoded(error_body(InternalError(f"{type(error).__name__}: {error}"))), 500, media_type=_JSON)
+async def _broken(request: Request, error: Exception) -> Response:
+    said = InternalError(f"{type(error).__name__}: {error}")
+    warn(f"{request.url.path}: {said.message}")
+    return Response(encoded(error_body(said)), 500, media_type=_JSON)
