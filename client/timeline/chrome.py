@@ -65,6 +65,8 @@ class _Writer:
 
     def end(self) -> None:
         """Writes the last event, which no comma follows, and what is known at the end."""
+        for index in range(len(self._names.processes)):
+            self._process(index)
         last = {"ph": "M", "name": "process_name", "pid": _FINDINGS, "tid": 0, "args": {"name": "findings"}}
         frames = {str(number): frame for frame, number in _nested(self._frames)}
         rest = {"stackFrames": frames, "otherData": dict(about(self._timeline))}

@@ -74,6 +74,10 @@ class Dictionaries:
         """Returns the processes that had ``pid`` on ``node``."""
         return [at for at, one in enumerate(self.processes.values) if (one.node, one.pid) == (node, pid)]
 
+    def processes_in(self, batch: pa.RecordBatch) -> None:
+        """Adds the processes of rows with the columns of sections.WHO."""
+        self._processes(batch)
+
     def operations(self, batch: pa.RecordBatch) -> Operations:
         """Returns the rows of sections.OPS, or of sections.IN_FLIGHT, in their order."""
         rows = batch.num_rows

@@ -46,6 +46,7 @@ def write_perfetto(timeline: Timeline, sink: IO[bytes]) -> None:
         writer.counters(counters)
     writer.findings()
     writer.losses()
+    writer.processes()
     writer.trace.attributes(about(timeline))
 
 
@@ -145,6 +146,11 @@ class _Writer:
             missing = "not known" if loss.missing is None else str(loss.missing)
             texts = {"table": loss.table, "reason": loss.reason, "rows": missing}
             self._span("loss", track, loss.reason, loss.begin, loss.end, texts)
+
+    def processes(self) -> None:
+        """Writes the tracks of all processes, also of those without a row."""
+        for index in range(len(self._names.processes)):
+            self._process(index)
 
     # Templates: the packets of a row.
 

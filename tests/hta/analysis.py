@@ -17,8 +17,7 @@ json.dump(
         "stragglers": [int(rank) for rank in analysis.get_potential_stragglers(num_candidates=1)],
         "us_by_kind": dict(zip(kinds["kernel_type"], (int(us) for us in kinds["sum"]), strict=True)),
         "us_by_kernel": [
-            [str(row["name"]), int(row["rank"]), int(row["sum (us)"])]
-            for row in kernels.to_dict("records")
+            [str(row["name"]), int(row["rank"]), int(row["sum (us)"])] for row in kernels.to_dict("records")
         ],
         "overlap": [float(share) for share in overlap["comp_comm_overlap_pctg"]],
     },
