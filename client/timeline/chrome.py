@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from probing.client.profile.model import Frame
-from probing.client.timeline.coding import UNKNOWN, Ints, encoded, mixed, runs
+from probing.client.timeline.coding import UNKNOWN, Ints, blocks, encoded, mixed, runs
 from probing.client.timeline.drawing import FLYING, POINT, SLICE, Drawn, drawn
 from probing.client.timeline.facts import about
 from probing.client.timeline.lanes import Lanes
@@ -65,6 +65,8 @@ class _Writer:
 
     def end(self) -> None:
         """Writes the last event, which no comma follows, and what is known at the end."""
+        for index in range(len(self._names.processes)):
+            self._process(index)
         last = {"ph": "M", "name": "process_name", "pid": _FINDINGS, "tid": 0, "args": {"name": "findings"}}
         frames = {str(number): frame for frame, number in _nested(self._frames)}
         rest = {"stackFrames": frames, "otherData": dict(about(self._timeline))}
@@ -95,12 +97,12 @@ class _Writer:
         lanes[spread] = self._lanes.of(track[spread], look.begin[spread], look.end[spread])
         look.kind = np.where(lanes < 0, POINT, look.kind)
         tid = self._thread_of(track * _MOST_LANES + np.maximum(lanes, 0), self._lane)
-        for kind, head, tail in ((SLICE, "X", ""), (FLYING, "B", ""), (POINT, "i", ',"s":"t"')):
-            chosen_rows = np.flatnonzero(look.kind == kind)
-            if len(chosen_rows):
-                part, shape = rows.taken(chosen_rows), look.taken(chosen_rows)
-                self._operations_of(head, tail, part, shape, tid[chosen_rows])
-        self._parts_of(rows, look, tid)
+        for block in blocks(np.arange(len(rows))):
+            part, shape, threads = rows.taken(block), look.taken(block), tid[block]
+            for kind, head, tail in ((SLICE, "X", ""), (FLYING, "B", ""), (POINT, "i", ',"s":"t"')):
+                if len(alike := np.flatnonzero(shape.kind == kind)):
+                    self._operations_of(head, tail, part.taken(alike), shape.taken(alike), threads[alike])
+            self._parts_of(part, shape, threads)
         self._flows_of(rows, look, tid)
 
     def _operations_of(self, head: str, tail: str, rows: Operations, look: Drawn, tid: Ints) -> None:

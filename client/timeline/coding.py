@@ -6,7 +6,7 @@ other values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ __all__ = (
     "Entries",
     "Ints",
     "Reals",
+    "blocks",
     "distinct",
     "encoded",
     "mixed",
@@ -38,6 +39,7 @@ UNKNOWN = -(2**63)
 _OTHERS = "(others)"
 _MOST_CHARACTERS = 256
 _MOST_KEYS = 1 << 20
+_ROWS_A_BLOCK = 32_768
 T = TypeVar("T", bound=Hashable)
 
 
@@ -61,6 +63,12 @@ def encoded(column: pa.Array[Any]) -> tuple[list[Any], Ints]:
     """Returns the distinct values of a column without NULL, and the place in them of each row."""
     coded: Any = column.dictionary_encode()
     return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), np.int64)
+
+
+def blocks(rows: Ints) -> Iterator[Ints]:
+    """Yields parts of ``rows`` whose text or packets take little memory."""
+    for first in range(0, len(rows), _ROWS_A_BLOCK):
+        yield rows[first : first + _ROWS_A_BLOCK]
 
 
 def runs(values: Ints) -> tuple[Ints, Ints]:
@@ -105,10 +113,11 @@ class Entries(Generic[T]):
 
 
 class Coder:
-    """Turns columns of texts into indices of ``entries``, batch by batch."""
+    """Turns columns of texts into indices of ``entries``, batch by batch; texts have at most ``limit`` characters."""
 
-    def __init__(self, most: int = 65_535) -> None:
+    def __init__(self, most: int = 65_535, limit: int = _MOST_CHARACTERS) -> None:
         self.entries: Entries[str] = Entries(most, _OTHERS)
+        self._limit = limit
 
     def code(self, text: str) -> int:
         return self.entries.index(text)
@@ -121,7 +130,7 @@ class Coder:
         given: Any = column
         filled: Any = pc.fill_null(given, "")
         texts, where = encoded(filled)
-        return np.array([self.entries.index(shown(text)) for text in texts], np.int64)[where]
+        return np.array([self.entries.index(shown(text, self._limit)) for text in texts], np.int64)[where]
 
 
 def distinct(keys: Ints, entry: Callable[[int], int], known: dict[int, int]) -> Ints:

@@ -28,6 +28,8 @@ __all__ = ("Dictionaries",)
 _MANY = 1 << 20
 _MOST_COMMS = 65_535
 _OTHERS = "(others)"
+# Characters of a word of ours, such as an operation or a state.
+_WORD = 64
 
 
 class Dictionaries:
@@ -41,7 +43,8 @@ class Dictionaries:
         self.comms: Entries[Comm] = Entries(_MOST_COMMS, Comm("", "", _OTHERS, "", 0))
         self.threads: Entries[Thread] = Entries(_MANY, Thread(0, 0, _OTHERS, trains=False))
         self.counters: Entries[Counter] = Entries(_MANY, Counter("", "", _OTHERS, ""))
-        self.ops, self.states, self.timings, self.errors = Coder(), Coder(255), Coder(255), Coder()
+        self.ops, self.errors = Coder(limit=_WORD), Coder()
+        self.states, self.timings = Coder(255, _WORD), Coder(255, _WORD)
         self.ahead = ahead
         self._nodes, self._runs, self._names, self._texts = Coder(), Coder(), Coder(_MANY), Coder()
         self._process_keys: dict[int, int] = {}
@@ -70,6 +73,10 @@ class Dictionaries:
     def of_pid(self, node: str, pid: int) -> list[int]:
         """Returns the processes that had ``pid`` on ``node``."""
         return [at for at, one in enumerate(self.processes.values) if (one.node, one.pid) == (node, pid)]
+
+    def processes_in(self, batch: pa.RecordBatch) -> None:
+        """Adds the processes of rows with the columns of sections.WHO."""
+        self._processes(batch)
 
     def operations(self, batch: pa.RecordBatch) -> Operations:
         """Returns the rows of sections.OPS, or of sections.IN_FLIGHT, in their order."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from probing.api.text import encoded as _bytes
 from probing.client.export.files import file_name
-from probing.client.timeline.coding import UNKNOWN, Ints, encoded, runs
+from probing.client.timeline.coding import UNKNOWN, Ints, blocks, encoded, runs
 from probing.client.timeline.facts import about
 from probing.client.timeline.lines import chosen, content, integers, joined, quoted
 from probing.client.timeline.model import SPANNING, Operations, Process
@@ -42,9 +42,10 @@ def write_kineto(timeline: Timeline, directory: Path) -> list[Path]:
     for rows in timeline.operations():
         kept = rows.taken(np.flatnonzero(_sharp(rows, exact)))
         files.unsharp += len(rows) - len(kept)
-        kept = kept.taken(np.argsort(kept.process, kind="stable"))
-        files.append(kept.process, _operation_lines(timeline, kept, called))
-        called += len(kept)
+        for block in blocks(np.argsort(kept.process, kind="stable")):
+            part = kept.taken(block)
+            files.append(part.process, _operation_lines(timeline, part, called))
+            called += len(part)
     steps = timeline.steps.taken(np.flatnonzero(timeline.steps.step >= 0))
     files.append(steps.process, _step_lines(steps.step, steps.begin - timeline.base, steps.end - timeline.base))
     return files.closed()

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from probing.client.timeline.coding import UNKNOWN, Coder, Ints, encoded
+from probing.client.timeline.coding import UNKNOWN, Coder, Ints, blocks, encoded
 from probing.client.timeline.drawing import FLYING, POINT, drawn
 from probing.client.timeline.facts import about
 from probing.client.timeline.lanes import Lanes
@@ -27,7 +27,6 @@ __all__ = ("write_perfetto",)
 
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _MOST_LANES = 32
-_ROWS_AT_ONCE = 32_768
 _LAST_NS = 2**62
 _COMMS = 1 << 16
 # Places among the tracks of a node: processes without a rank first, counters last.
@@ -47,6 +46,7 @@ def write_perfetto(timeline: Timeline, sink: IO[bytes]) -> None:
         writer.counters(counters)
     writer.findings()
     writer.losses()
+    writer.processes()
     writer.trace.attributes(about(timeline))
 
 
@@ -147,6 +147,11 @@ class _Writer:
             texts = {"table": loss.table, "reason": loss.reason, "rows": missing}
             self._span("loss", track, loss.reason, loss.begin, loss.end, texts)
 
+    def processes(self) -> None:
+        """Writes the tracks of all processes, also of those without a row."""
+        for index in range(len(self._names.processes)):
+            self._process(index)
+
     # Templates: the packets of a row.
 
     def _operation(self, kind: int, *flags: bool) -> Template:
@@ -196,8 +201,7 @@ class _Writer:
         return message(4, number(1, self.trace.interned(ANNOTATIONS, name)), number(17, Hole(name, 4)))
 
     def _write(self, template: Template, columns: Filling, rows: Ints) -> None:
-        for first in range(0, len(rows), _ROWS_AT_ONCE):
-            chosen = rows[first : first + _ROWS_AT_ONCE]
+        for chosen in blocks(rows):
             block = {name: values[chosen] for name, values in columns.items()}
             for name in _TIMES & block.keys():
                 block[name] = np.clip(block[name], 0, _LAST_NS)

@@ -46,7 +46,7 @@ _UNSIGNED = 2**64 - 1
 _NO_STACK = Frame("(the stack is not stored)")
 # A finding of the range may have been stored long before.
 _LOOK_BACK_NS = 7 * 86_400 * 10**9
-_FINDING = ("verdict", "severity", "state", "confidence", "sentence", "ranks", "since", "opened", "closed")
+_FINDING = ("verdict", "severity", "state", "confidence", "sentence", "ranks", "since", "opened", "closed", "found_by")
 _LOSSES = """
 SELECT node, table_name, left(reason, 256) AS why, pid, ts_from, ts_to, "count" AS missing FROM probing.losses
 WHERE ts >= make_timestamp_ns({begin}) AND ts_from < make_timestamp_ns({end}) ORDER BY ts LIMIT {most}
@@ -113,15 +113,17 @@ class Timeline:
             f"{of_job} AND ts >= make_timestamp_ns({max(0, early - _LOOK_BACK_NS)})", _FINDING
         )
         statements["losses"] = _LOSSES.format(begin=early, end=self.end + widest, most=_MOST_LOSSES)
-        if present:
-            columns = ", ".join(f"{sql} AS {name}" for name, sql in sections.IN_FLIGHT.columns.items())
-            statements["inflight"] = f"SELECT {columns} FROM comm.inflight WHERE {of_job}"
+        now = {"ranks": sections.RANKS, "inflight": sections.IN_FLIGHT} if present else {}
+        statements |= {name: section.select(of_job) for name, section in now.items()}
         answers = self._cluster.query_all(statements)
         self.clocks = _clocks(self._cluster)
         self._note("", (), self.begin, self.end)
+        if present:
+            # Also ranks without a row, such as one that joins no operation.
+            for batch in answers["ranks"].combine_chunks().to_batches():
+                self.names.processes_in(batch)
         inflight = [self.names.operations(b) for b in answers["inflight"].to_batches()] if present else []
-        named = (*tables, "inflight") if present else tables
-        nodes = {str(node) for table in named for node in answers[table].column("node").to_pylist()}
+        nodes = {str(node) for table in (*tables, *now) for node in answers[table].column("node").to_pylist()}
         self._selection = chosen._replace(nodes=frozenset(nodes))
         self.findings += [found for row in rows_of(answers["findings"]) if (found := self._finding(row)) is not None]
         self._losses_of(rows_of(answers["losses"]))
@@ -248,8 +250,8 @@ class Timeline:
 
     def _finding(self, row: Row) -> Finding | None:
         """Returns a finding that held in the range."""
-        begin = ns_of(row["since"]) or ns_of(row["opened"])
-        end = ns_of(row["closed"]) if row["state"] == "closed" else None
+        ahead = self._selection.ahead.get(row["found_by"], 0)
+        begin, end = (None if at is None else at - ahead for at in _span_of(row))
         if begin is None or begin >= self.end or (end is not None and end < self.begin):
             return None
         return Finding(
@@ -273,6 +275,11 @@ class Timeline:
             if begin <= end:
                 node, table, why = shown(row["node"]), shown(row["table_name"], 64), shown(row["why"])
                 self.losses.append(Loss(node, row["pid"], begin, end, table, why, row["missing"]))
+
+
+def _span_of(row: Row) -> tuple[int | None, int | None]:
+    """Returns begin and end of a finding, by the clock of the node that found it; None: not known, or it is open."""
+    return ns_of(row["since"]) or ns_of(row["opened"]), ns_of(row["closed"]) if row["state"] == "closed" else None
 
 
 def _clock_text(clock: Clock) -> str:

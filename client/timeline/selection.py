@@ -29,6 +29,12 @@ class Section(NamedTuple):
     condition: str = ""
     of_nodes: bool = False
 
+    def select(self, where: str) -> str:
+        """Returns the SELECT of the rows that meet ``where``."""
+        columns = ", ".join(f"{sql} AS {name}" for name, sql in self.columns.items())
+        more = f" AND {self.condition}" if self.condition else ""
+        return f"SELECT {columns} FROM {sql_table(self.table)} WHERE {where}{more}"
+
 
 class Slice(NamedTuple):
     """A part of a range, UTC ns by our clock, that has about ``rows`` rows."""
@@ -61,9 +67,8 @@ class Selection(NamedTuple):
         return " AND ".join(parts)
 
     def select(self, section: Section, low: int, high: int) -> str:
-        """Returns the SELECT of the rows of ``section``."""
-        columns = ", ".join(f"{sql} AS {name}" for name, sql in section.columns.items())
-        return f"SELECT {columns} FROM {sql_table(section.table)} WHERE {self.where(section, low, high)}"
+        """Returns the SELECT of the rows of ``section`` from ``low`` to before ``high``."""
+        return section._replace(condition="").select(self.where(section, low, high))
 
     def time(self, column: str) -> str:
         """Returns ``column`` as ns, by our clock where that of the node is far off."""

@@ -178,6 +178,13 @@ def test_operations_in_flight_have_no_end() -> None:
     assert len(written(tables).of("operation")) == 1
 
 
+def test_a_rank_that_calls_nothing_has_a_track() -> None:
+    silent = {"node": "beta", "ts": BEGIN, "job": "4711.0", "run": "r1", "pid": 1004, "start_ns": 7 * SECOND, "rank": 4}
+    tables = Tables({"comm.ops": [operation(0, 1, 0)], "process.processes": [silent, {**silent, "rank": None}]})
+    assert ("node beta", "rank 4 (pid 1004)") in written(tables, present=True).tracks
+    assert ("node beta",) not in written(tables).tracks
+
+
 def test_findings_are_slices_and_points_at_the_ranks_that_they_blame(trace: Read) -> None:
     del trace
     found = [finding(3 * SECOND, 5 * SECOND), finding(4 * SECOND, None, ranks="1,3"), finding(-9 * SECOND, -SECOND)]
