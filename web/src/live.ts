@@ -1,7 +1,7 @@
 /** Live data by server-sent events, while the tab is seen; and answers that are asked for again. */
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { contractOf, get, RequestError, serverGone, url, type Query } from "./api.ts";
+import { contractOf, get, openSession, RequestError, serverGone, url, type Query } from "./api.ts";
 import type { Answer, Contract } from "./types.ts";
 
 /** Whether live data comes in: `hidden` while the tab is not seen. */
@@ -37,8 +37,10 @@ export function useLive<T extends { contract?: Contract }>(path: string, event: 
       source.onerror = () => {
         liveState.value = "off";
         if (source?.readyState !== EventSource.CLOSED) serverGone.value = true;
-        // The browser tries again by itself, but not after an error status.
-        if (source?.readyState === EventSource.CLOSED) timer = window.setTimeout(open, RETRY_MS);
+        if (source?.readyState !== EventSource.CLOSED) return;
+        // The browser tries again by itself, but not after an error status: perhaps the session has ended.
+        void openSession().catch(() => undefined);
+        timer = window.setTimeout(open, RETRY_MS);
       };
     };
     const close = () => {
@@ -84,7 +86,7 @@ export function useAsked<T>(path: string | null, query: Query = {}, everyMs = 0,
       if (document.hidden || running) return;
       running = true;
       stop = new AbortController();
-      setState((old) => ({ ...old, of: address, answer: old.of === address ? old.answer : null, loading: true }));
+      setState((old) => ({ ...old, of: address, answer: old.of === address ? old.answer : null, error: old.of === address ? old.error : null, loading: true }));
       let failed = false;
       try {
         const answer = await get<T>(path, query, stop.signal);

@@ -13,6 +13,11 @@ test("text shows what would be hidden", () => {
   assert.equal(visible("\x85\x9b"), "\\x85\\x9b");
 });
 
+test("an unknown text is nothing, and a number its digits", () => {
+  assert.equal(visible(null), "");
+  assert.equal(visible(7 as unknown as string), "7");
+});
+
 test("what is seen stays as it is", () => {
   const plain = "<b onclick=x>rank 3 & 训练 é 🚀 \"quoted\"</b>";
   assert.equal(visible(plain), plain);

@@ -96,7 +96,7 @@ export const en = {
     ops: (n: string) => `${n} operations`, clear: "Clear the range",
     waits: "waits", runs: "runs", open: "not ended", lost: "rows lost here", clock: (text: string) => `clocks of the nodes differ by up to ${text}`, step: "step", sample: "Python", finding: "finding",
     stats: "In the selected range", noStats: "Select a range for its figures.", rank: "rank", count: "operations", busy: "in operations", waiting: "waiting", longest: "longest", lastCount: "arrived last",
-    group: "The same operation on all its ranks", late: "called after the first", flame: "Flame graph of this range", perfetto: "Open in Perfetto", perfettoHint: "Downloads the trace. Perfetto's page at ui.perfetto.dev opens such files; nothing is sent from here.",
+    group: "The same operation on all its ranks", late: "called after the first", flame: "Flame graph of this range", perfetto: "Open in Perfetto", perfettoHint: "Downloads the trace. Perfetto's page at ui.perfetto.dev opens such files; nothing is sent from here.", chrome: "Chrome JSON",
     node: "node",
   },
   flame: {

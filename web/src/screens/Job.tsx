@@ -38,6 +38,9 @@ export function Job({ job }: { job: string }) {
   }, [sentence, job]);
   return (
     <>
+      {(live?.notes ?? []).slice(0, 10).map((note) => (
+        <p class="note">▲ {visible(note, 500)}</p>
+      ))}
       <section class="finding panel" aria-label={w.finding.title}>
         {finding || brief ? <FindingHead finding={finding} brief={brief} /> : diagnosed.error ? <Trouble error={diagnosed.error} again={diagnosed.again} /> : <Loading />}
         {diagnosed.error && (finding || brief) ? <Trouble error={diagnosed.error} again={diagnosed.again} /> : null}

@@ -231,7 +231,7 @@ function Logs({ rows }: { rows: readonly Row[] }) {
   const w = words.value.rank;
   if (!rows.length) return <p class="soft">{w.none}</p>;
   return (
-    <ol class="logs">
+    <ol class="logs" tabIndex={0}>
       {rows.slice(-50).map((row) => (
         <li class={row["kind"] === "error" || row["kind"] === "exception" ? "bad-news" : ""}>
           <time>{visible(timeOf(row["ts"]), 30)}</time> {visibleLines(String(row["line"] ?? ""), 500).slice(0, 5).join(" ")}

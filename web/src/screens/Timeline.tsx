@@ -3,6 +3,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { bytesOf, RequestError, url } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { href, params, setParams } from "../location.ts";
+import { ContractLine } from "../parts/Contract.tsx";
 import { Empty, Loading, Panel, Trouble } from "../parts/Panel.tsx";
 import { visible } from "../text/escape.ts";
 import { duration, number } from "../text/format.ts";
@@ -11,6 +12,7 @@ import { ChosenOperation, RangeFigures } from "../timeline/Details.tsx";
 import { sceneOf, type Scene } from "../timeline/scene.ts";
 import { TimelineView, type Chosen } from "../timeline/TimelineView.tsx";
 import type { View } from "../timeline/view.ts";
+import type { Contract } from "../types.ts";
 
 const LENGTHS = ["10s", "30s", "1m", "5m", "30m", "2h"];
 const DEFAULT = "1m";
@@ -75,6 +77,7 @@ export function Timeline({ job }: { job: string }) {
         {absolute ? (
           <>
             <a class="button" href={url("timeline/download", { job, ...absolute, format: "pftrace" })} download title={w.perfettoHint}>{w.perfetto}</a>
+            <a class="button" href={url("timeline/download", { job, ...absolute, format: "json" })} download>{w.chrome}</a>
           </>
         ) : null}
       </form>
@@ -92,6 +95,7 @@ export function Timeline({ job }: { job: string }) {
             <TimelineView scene={scene} view={start ?? { from: 0, to: scene.length }} onView={(view) => setParams({ view: viewText(view, scene) })} range={range} onRange={(one) => setParams({ range: one ? viewText(one, scene) : null })} onChosen={setChosen} />
             <Signs scene={scene} />
             <ChosenOperation scene={scene} chosen={chosen} job={job} />
+            <ContractLine contract={contractOfScene(scene)} />
           </section>
           <Panel title={w.stats}>
             <RangeFigures scene={scene} range={range} flame={flame} clear={() => setParams({ range: null })} />
@@ -100,6 +104,14 @@ export function Timeline({ job }: { job: string }) {
       )}
     </>
   );
+}
+
+/** What the timeline rests on, by its own header. */
+function contractOfScene(scene: Scene): Contract {
+  const nodes = Math.max(scene.columns.clocks.length, new Set(scene.columns.ranks.map((rank) => rank.node)).size);
+  const counts = scene.columns.losses.map((loss) => loss.rows);
+  const lost = counts.includes(null) ? null : counts.reduce<number>((sum, rows) => sum + (rows ?? 0), 0);
+  return { asked: nodes, answered: nodes, failures: [], at: iso(scene, scene.length), lost_rows: lost, clock_error_ns: scene.clockError === null ? null : scene.clockError * 1e3 };
 }
 
 function Signs({ scene }: { scene: Scene }) {

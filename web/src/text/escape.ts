@@ -13,8 +13,9 @@ const NAMES: Record<string, string> = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 /** Most characters of one text that the page shows. */
 export const MOST = 4000;
 
-/** Returns `text` with each hidden character as its code, and cut after `most` characters. */
-export function visible(text: string, most: number = MOST): string {
+/** Returns `text` with each hidden character as its code, and cut after `most` characters; nothing for none. */
+export function visible(text: string | null | undefined, most: number = MOST): string {
+  if (typeof text !== "string") return text === null || text === undefined ? "" : visible(String(text), most);
   const cut = text.length > most;
   const shown = (cut ? text.slice(0, most) : text).replace(HIDDEN, code);
   return cut ? `${shown}… (${text.length - most} more characters)` : shown;

@@ -29,11 +29,13 @@ export function spans(ops: Ops, row: number, view: View, width: number, span: Sp
   let looked = Math.min(inside - reaching, 2 * NEAR);
   let pending: Dense | null = null;
   while (place < end) {
-    const i = ops.order[place] as number;
-    const start = ops.start[i] as number;
+    const start = ops.begins[place] as number;
     if (start >= view.to) break;
     looked += 1;
-    const [x0, x1] = [(start - view.from) * scale, ((ops.end[i] as number) - view.from) * scale];
+    const i = ops.order[place] as number;
+    const x0 = (start - view.from) * scale;
+    // Its length by the sums, which lie beside its start.
+    const x1 = x0 + ((ops.sum[place + 1] as number) - (ops.sum[place] as number)) * scale;
     const column = Math.max(0, Math.floor(x0));
     if (x1 - x0 >= 1) {
       pending = flush(pending, span);
@@ -85,7 +87,7 @@ function near(pending: Dense, busy: number, waiting: number): boolean {
 /** Returns the first place after `place`, before `next`, whose operation is longer than a pixel, or `next`. */
 function skipLong(ops: Lanes, place: number, next: number, pixel: number): number {
   // The reach grows beyond the column only where a long one is among them.
-  const limit = startOf(ops, place) + 2 * pixel;
+  const limit = (ops.begins[place] as number) + 2 * pixel;
   let [low, high] = [place + 1, next];
   if (next === 0 || (ops.reach[next - 1] as number) <= Math.max(limit, ops.reach[place] as number)) return next;
   while (low < high) {
@@ -94,8 +96,4 @@ function skipLong(ops: Lanes, place: number, next: number, pixel: number): numbe
     else low = middle + 1;
   }
   return low;
-}
-
-function startOf(ops: Lanes, place: number): number {
-  return ops.start[ops.order[place] as number] as number;
 }
