@@ -133,7 +133,8 @@ class _Threads:
         self._cluster = cluster.afresh()
         self._cluster.timeout = min(cluster.timeout, _PATIENCE_S)
         self._model = Model(_WINDOW_S, SilenceWatch(self._cluster))
-        self._fetcher = Fetcher(self._cluster, "true", _EVERY_S, self._fetched, self._failed)
+        # Who looks at the page waits for findings.
+        self._fetcher = Fetcher(self._cluster, "true", _EVERY_S, self._fetched, self._failed, findings_every=1)
         # Their frames are part of the next view.
         self._functions = Functions(self._fetcher, self._cluster, lambda: None)
         self._functions.repeater.pause(True)
