@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -53,7 +52,7 @@ class Live:
         self._threads: _Threads | None = None
         self._ending: asyncio.TimerHandle | None = None
         # Events by the job, or None for all jobs, and the number of the view.
-        self._bodies: OrderedDict[tuple[str | None, int], bytes] = OrderedDict()
+        self._bodies: dict[tuple[str | None, int], bytes] = {}
         self._lock = threading.Lock()
 
     async def events(self, job: str | None) -> AsyncIterator[bytes]:
@@ -115,9 +114,10 @@ class Live:
         with self._lock:
             if key not in self._bodies:
                 name, data = ("jobs", jobs_event(view, error)) if job is None else ("job", job_event(view, error, job))
-                self._bodies[key] = b"event: " + name.encode() + b"\ndata: " + encoded(data) + b"\n\n"
-                while len(self._bodies) > _MOST_KEPT:
-                    self._bodies.popitem(last=False)
+                body = b"event: " + name.encode() + b"\ndata: " + encoded(data) + b"\n\n"
+                # Those of an older view have been read, or are skipped.
+                newest = [(known, own) for known, own in self._bodies.items() if known[1] >= number]
+                self._bodies = {**dict(newest[-_MOST_KEPT:]), key: body}
             return self._bodies[key]
 
 
