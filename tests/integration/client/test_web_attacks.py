@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from authority import Authority
 from client_fake_node import FakeNode, process, thread
 from waiting import until
 from web_scene import KEY, Page, served
@@ -212,6 +214,24 @@ def test_one_peer_holds_a_bounded_number_of_connections(page: Page) -> None:
         for sock in held:
             sock.close()
     until(lambda: answers(page))
+
+
+def test_handshakes_that_do_not_come_take_the_places_of_their_peer_for_a_short_time(
+    pair: tuple[FakeNode, FakeNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_HANDSHAKE_S", 0.5)
+    authority = Authority(tmp_path)
+    near = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    near.load_cert_chain(*authority.host("page"))
+    far = ssl.create_default_context(cafile=authority.file)
+    with Cluster(pair[0].address) as cluster, served(cluster, tls=(near, far)) as page:
+        silent = [socket.create_connection(("127.0.0.1", page.port), timeout=30) for _ in range(server._MOST_OF_ONE)]
+        assert [sock.recv(1) for sock in silent] == [b""] * len(silent)
+        until(lambda: answers(page))
+        large = page.ask("/static/licences.txt", headers={"Accept-Encoding": "gzip"})
+        assert large.headers["content-encoding"] == "gzip"
+        for sock in silent:
+            sock.close()
 
 
 def answers(page: Page) -> bool:
