@@ -137,7 +137,7 @@ class _Pages:
             said = {
                 "target": site.target,
                 "all_nodes": site.all_nodes,
-                "user": site.user,
+                "user": site.user or None,
                 "version": program(),
                 "can": None,
             }

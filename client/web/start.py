@@ -72,10 +72,11 @@ def serve_team(
         hint = "give --cert FILE and --key FILE; packaging/test-ca.sh makes them for a trial"
         raise UsageError(f"tokens would travel in the clear to {listen}", hint=hint)
     sock = _listening(host, port)
-    cookie = f"probing_{port}" if tls is None else "__Host-probing"
+    number = sock.getsockname()[1]
+    cookie = f"probing_{number}" if tls is None else "__Host-probing"
     site = Site(_target(settings), settings.all_nodes, "", tuple(names), cookie, tls is not None)
     app = application(site, Sessions(TokenDoor(lambda token: _cluster(settings, token))), panels, posted)
-    sys.stdout.write(f"serving {'https' if tls else 'http'}://{_bracketed(host)}:{sock.getsockname()[1]}/\n")
+    sys.stdout.write(f"serving {'https' if tls else 'http'}://{_bracketed(host)}:{number}/\n")
     sys.stdout.flush()
     WebServer(app, sock, anybody, tls).run()
 
