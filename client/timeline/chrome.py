@@ -219,10 +219,9 @@ class _Writer:
             args = {"verdict": found.verdict, "severity": found.severity, "sentence": found.sentence}
             end = self._timeline.end if found.end is None else found.end
             self._span("finding", found.sentence, number, (_FINDINGS, 0), found.begin, end, args)
-            for rank in found.ranks:
-                for process in self._names.of_rank(found.run, rank):
-                    event = {"ph": "i", "s": "p", "cat": "finding", "name": found.verdict, "pid": process + 1, "tid": 0}
-                    self._event({**event, "ts": self._us(found.begin), "args": args})
+            for process in self._names.of_ranks(found.run, found.ranks):
+                event = {"ph": "i", "s": "p", "cat": "finding", "name": found.verdict, "pid": process + 1, "tid": 0}
+                self._event({**event, "ts": self._us(found.begin), "args": args})
 
     def losses(self) -> None:
         """Writes each gap as an asynchronous slice of its node, or of its process."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,13 +66,10 @@ class Dictionaries:
         size = f", {one.size} ranks" if one.size else ""
         return f"{one.name or one.comm} ({one.backend}{size})"
 
-    def of_rank(self, run: str, rank: int) -> list[int]:
-        """Returns the processes that have ``rank`` in ``run``."""
-        return [at for at, one in enumerate(self.processes.values) if (one.run, one.rank) == (run, rank)]
-
-    def of_pid(self, node: str, pid: int) -> list[int]:
-        """Returns the processes that had ``pid`` on ``node``."""
-        return [at for at, one in enumerate(self.processes.values) if (one.node, one.pid) == (node, pid)]
+    def of_ranks(self, run: str, ranks: Collection[int]) -> list[int]:
+        """Returns the processes that have one of ``ranks`` in ``run``."""
+        wanted = set(ranks)
+        return [at for at, one in enumerate(self.processes.values) if one.run == run and one.rank in wanted]
 
     def processes_in(self, batch: pa.RecordBatch) -> None:
         """Adds the processes of rows with the columns of sections.WHO."""

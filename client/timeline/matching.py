@@ -41,8 +41,9 @@ def _compared(before: Operations | None, part: Operations, after: Operations | N
     rows = np.flatnonzero((seq != UNKNOWN) & (sizes[comm] > 1))
     if len(rows):
         keys = mixed(comm[rows], seq[rows])
-        # Parts are sorted by call, and follow each other: so are the rows of each key.
-        order = np.argsort(keys, kind="stable")
+        # Parts mostly follow each other, so that the rows of each key are sorted by call.
+        in_order = bool((np.diff(call[rows]) >= 0).all())
+        order = np.argsort(keys, kind="stable") if in_order else np.lexsort((call[rows], keys))
         starts, counts = runs(keys[order])
         latest = rows[order[starts + counts - 1]]
         complete = counts == sizes[comm[latest]]

@@ -134,9 +134,8 @@ class _Writer:
             until = self._timeline.end if found.end is None else found.end
             texts = {"verdict": found.verdict, "severity": found.severity, "sentence": found.sentence}
             self._span("finding", track, found.sentence, found.begin, until, texts)
-            for rank in found.ranks:
-                for process in self._names.of_rank(found.run, rank):
-                    self._span("finding", self._process(process), found.verdict, found.begin, None, texts)
+            for process in self._names.of_ranks(found.run, found.ranks):
+                self._span("finding", self._process(process), found.verdict, found.begin, None, texts)
 
     def losses(self) -> None:
         """Writes each gap as a slice of its node, or of its process."""

@@ -42,6 +42,7 @@ ROWS_A_SLICE = 200_000
 _MOST_STEPS = 1_000_000
 _MOST_LOSSES = 10_000
 _MOST_STACKS = 50_000
+_ANY_ERROR_NS = 2**60
 _UNSIGNED = 2**64 - 1
 _NO_STACK = Frame("(the stack is not stored)")
 # A finding of the range may have been stored long before.
@@ -68,7 +69,10 @@ def timeline(cluster: Cluster, job: str, since: str = "5m", until: str | None = 
     if end <= begin:
         hint = "both may be lengths before now, or instants"
         raise UsageError(f"--until {until or 'now'} is not after --since {since}", hint=hint)
-    return Timeline(cluster, job_named(cluster, job), begin, end, present=until is None)
+    name = job_named(cluster, job)
+    # Now that connections are there, an answer takes less time, and bounds the clock of its node more closely.
+    cluster.query_each("SELECT 1 AS one")
+    return Timeline(cluster, name, begin, end, present=until is None)
 
 
 class Timeline:
@@ -116,7 +120,6 @@ class Timeline:
         now = {"ranks": sections.RANKS, "inflight": sections.IN_FLIGHT} if present else {}
         statements |= {name: section.select(of_job) for name, section in now.items()}
         answers = self._cluster.query_all(statements)
-        self.clocks = _clocks(self._cluster)
         self._note("", (), self.begin, self.end)
         if present:
             # Also ranks without a row, such as one that joins no operation.
@@ -197,19 +200,24 @@ class Timeline:
         return max(0, self.expected - self.rows)
 
     def errors(self) -> tuple[Ints, Ints]:
-        """Returns of each process how wrong the clock of its node may be, ns, and the number of its node."""
+        """Returns of each process how wrong the clock of its node may be, ns, and the number of its node.
+
+        A clock that was not compared may be wrong by any time.
+        """
         processes = self.names.processes.values
-        known = {shown(clock.node): clock.error_ns or 0 for clock in self.clocks}
+        known = {shown(clock.node): clock.error_ns for clock in self.clocks if clock.error_ns is not None}
         numbers = {node: number for number, node in enumerate(dict.fromkeys(one.node for one in processes))}
-        errors = np.array([known.get(one.node, 0) for one in processes], np.int64)
+        errors = np.array([known.get(one.node, _ANY_ERROR_NS) for one in processes], np.int64)
         return errors, np.array([numbers[one.node] for one in processes], np.int64)
 
     def losses_of_job(self) -> Iterator[tuple[Loss, int | None]]:
         """Yields the losses of the job's nodes and processes, each with the process that it is about."""
+        known = {(one.node, one.pid): at for at, one in enumerate(self.names.processes.values)}
         for loss in (*self.losses, *self._gaps.values()):
-            known = [] if loss.pid is None else self.names.of_pid(loss.node, loss.pid)
-            if loss.pid is None or known:
-                yield loss, known[0] if known else None
+            if loss.pid is None:
+                yield loss, None
+            elif (process := known.get((loss.node, loss.pid))) is not None:
+                yield loss, process
 
     def clock_text(self, node: str) -> str:
         """Returns what is known of the clock of ``node``, in words."""
@@ -219,7 +227,7 @@ class Timeline:
         return "its clock was not compared with ours"
 
     def _parts(self, section: Section, decode: Callable[[pa.RecordBatch], T]) -> Iterator[T]:
-        pieces = list(slices(self._cluster, self._selection, section, ROWS_A_SLICE))
+        pieces = slices(self._cluster, self._selection, section, ROWS_A_SLICE)
         self.expected += sum(piece.rows for piece in pieces)
         self._note(section.table, (), self.begin, self.end)
         for low, high, _ in pieces:
@@ -266,6 +274,8 @@ class Timeline:
         )
 
     def _losses_of(self, rows: Sequence[Row]) -> None:
+        if len(rows) == _MOST_LOSSES:
+            self.notes.append(f"only the first {_MOST_LOSSES:,} gaps are shown")
         for row in rows:
             begin, end = ns_of(row["ts_from"]), ns_of(row["ts_to"])
             if begin is None or end is None or row["node"] not in self._selection.nodes:

@@ -125,6 +125,7 @@ def test_rows_are_read_in_slices_of_bounded_size(
     pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("probing.client.timeline.reading.ROWS_A_SLICE", 17)
+    pair[0].timed = pair[1].timed = True
     pair[0].insert("comm.ops", [operation("alpha", 0, seq) for seq in range(50, 103)])
     path = tmp_path / "job.pftrace"
     assert ctl("timeline", "--all-nodes", "--job", "j1", "--since", "1h", "-o", str(path))[0] == 0

@@ -31,6 +31,7 @@ NASTY = {
     "long": "x" * 1_000_003,
     "quotes": '"]}, {"ph": "X"} \\',
     "sql": "'; DROP TABLE comm.ops; --",
+    "digits": "9" * 5003,
     "no text": "\ufffe\U0010ffff",
 }
 _SEVEN = 7
