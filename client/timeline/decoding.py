@@ -57,19 +57,19 @@ class Dictionaries:
 
     def label(self, process: int) -> str:
         """Returns such as ``rank 3 (pid 1234)``."""
-        one = self.processes.values[process]
-        return f"pid {one.pid}" if one.rank is None else f"rank {one.rank} (pid {one.pid})"
+        _, _, pid, _, rank = self.processes.values[process]
+        return f"pid {pid}" if rank is None else f"rank {rank} (pid {pid})"
 
     def title(self, comm: int) -> str:
         """Returns such as ``default_pg (gloo, 8 ranks)``."""
-        one = self.comms.values[comm]
-        size = f", {one.size} ranks" if one.size else ""
-        return f"{one.name or one.comm} ({one.backend}{size})"
+        _, identity, name, backend, size = self.comms.values[comm]
+        ranks = f", {size} ranks" if size else ""
+        return f"{name or identity} ({backend}{ranks})"
 
     def of_ranks(self, run: str, ranks: Collection[int]) -> list[int]:
         """Returns the processes that have one of ``ranks`` in ``run``."""
         wanted = set(ranks)
-        return [at for at, one in enumerate(self.processes.values) if one.run == run and one.rank in wanted]
+        return [at for at, who in enumerate(self.processes.values) if who.run == run and who.rank in wanted]
 
     def processes_in(self, batch: pa.RecordBatch) -> None:
         """Adds the processes of rows with the columns of sections.WHO."""

@@ -128,7 +128,7 @@ class Timeline:
         inflight = [self.names.operations(b) for b in answers["inflight"].to_batches()] if present else []
         nodes = {str(node) for table in (*tables, *now) for node in answers[table].column("node").to_pylist()}
         self._selection = chosen._replace(nodes=frozenset(nodes))
-        self.findings += [found for row in rows_of(answers["findings"]) if (found := self._finding(row)) is not None]
+        self.findings += [held for row in rows_of(answers["findings"]) if (held := self._finding(row)) is not None]
         self._losses_of(rows_of(answers["losses"]))
         return Operations.joined(inflight)
 
@@ -186,14 +186,14 @@ class Timeline:
 
     def stacks(self, ids: Sequence[int]) -> dict[int, tuple[Frame, ...]]:
         """Returns the frames of each stack, outermost first, at least one."""
-        missing = [one for one in ids if one not in self._stacks]
+        missing = [stack for stack in ids if stack not in self._stacks]
         if len(self._stacks) + len(missing) > _MOST_STACKS:
             self._stacks.clear()
-        found = read_stacks(self._cluster, (one & _UNSIGNED for one in missing))
-        for one in missing:
-            frames = found.get(one & _UNSIGNED, (_NO_STACK,))
-            self._stacks[one] = tuple(Frame(shown(f.func) or "?", shown(f.file), f.lineno) for f in frames)
-        return {one: self._stacks[one] for one in ids}
+        stored = read_stacks(self._cluster, (stack & _UNSIGNED for stack in missing))
+        for stack in missing:
+            frames = stored.get(stack & _UNSIGNED, (_NO_STACK,))
+            self._stacks[stack] = tuple(Frame(shown(f.func) or "?", shown(f.file), f.lineno) for f in frames)
+        return {stack: self._stacks[stack] for stack in ids}
 
     def unread(self) -> int:
         """Returns about how many rows are counted and not yet read."""
@@ -205,18 +205,18 @@ class Timeline:
         A clock that was not compared may be wrong by any time.
         """
         processes = self.names.processes.values
-        known = {shown(clock.node): clock.error_ns for clock in self.clocks if clock.error_ns is not None}
-        numbers = {node: number for number, node in enumerate(dict.fromkeys(one.node for one in processes))}
-        errors = np.array([known.get(one.node, _ANY_ERROR_NS) for one in processes], np.int64)
-        return errors, np.array([numbers[one.node] for one in processes], np.int64)
+        bounds = {shown(clock.node): clock.error_ns for clock in self.clocks if clock.error_ns is not None}
+        numbers = {node: number for number, node in enumerate(dict.fromkeys(process.node for process in processes))}
+        errors = np.array([bounds.get(process.node, _ANY_ERROR_NS) for process in processes], np.int64)
+        return errors, np.array([numbers[process.node] for process in processes], np.int64)
 
     def losses_of_job(self) -> Iterator[tuple[Loss, int | None]]:
         """Yields the losses of the job's nodes and processes, each with the process that it is about."""
-        known = {(one.node, one.pid): at for at, one in enumerate(self.names.processes.values)}
+        processes = {(who.node, who.pid): index for index, who in enumerate(self.names.processes.values)}
         for loss in (*self.losses, *self._gaps.values()):
             if loss.pid is None:
                 yield loss, None
-            elif (process := known.get((loss.node, loss.pid))) is not None:
+            elif (process := processes.get((loss.node, loss.pid))) is not None:
                 yield loss, process
 
     def clock_text(self, node: str) -> str:
@@ -245,7 +245,7 @@ class Timeline:
         self.notes += [note for note in map(shown, warnings) if note not in self.notes]
         failures = [failed for outcome in self._cluster.outcomes[self._asked :] for failed in outcome.failed]
         self._asked = len(self._cluster.outcomes)
-        names = {one.address: one.node for outcome in self._cluster.outcomes for one in outcome.answered}
+        names = {a.address: a.node for outcome in self._cluster.outcomes for a in outcome.answered}
         for failed in failures:
             node = failed.node or names.get(failed.address, failed.address)
             gap = Loss(shown(node), None, low, high, table, shown(failed.reason), None)
@@ -311,8 +311,8 @@ def _clocks(cluster: Cluster) -> tuple[Clock, ...]:
     """Returns the clocks of the nodes that have answered."""
     names = dict.fromkeys(answered.node for outcome in cluster.outcomes for answered in outcome.answered)
     now_ns = time.monotonic_ns()
-    found = {name: cluster.clocks.of(name, now_ns) for name in names}
+    offsets = {name: cluster.clocks.of(name, now_ns) for name in names}
     return tuple(
         Clock(name, *((clock.offset_ns, clock.error_ns) if clock is not None else (None, None)))
-        for name, clock in found.items()
+        for name, clock in offsets.items()
     )

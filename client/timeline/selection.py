@@ -94,24 +94,24 @@ def slices(cluster: Cluster, selection: Selection, section: Section, most: int) 
 
     Raises UsageError for more rows than a trace can have.
     """
-    found: list[Slice] = []
+    parts: list[Slice] = []
     for piece in _pieces(cluster, selection, section, most):
-        last = found[-1] if found else None
+        last = parts[-1] if parts else None
         if last is not None and last.rows + piece.rows <= most:
-            found[-1] = Slice(last.low, piece.high, last.rows + piece.rows)
+            parts[-1] = Slice(last.low, piece.high, last.rows + piece.rows)
         else:
             # From the end of the slice before: also rows that are stored later belong to a slice.
-            found.append(Slice(selection.begin if last is None else last.high, piece.high, piece.rows))
-        if len(found) > _MOST_SLICES:
+            parts.append(Slice(selection.begin if last is None else last.high, piece.high, piece.rows))
+        if len(parts) > _MOST_SLICES:
             what = f"the range has more than {_MOST_SLICES * most:,} rows of {section.table}"
             raise UsageError(what, hint="narrow it by --since and --until")
-    return found
+    return parts
 
 
 def _pieces(cluster: Cluster, selection: Selection, section: Section, most: int) -> Iterator[Slice]:
     buckets = _buckets(cluster, selection, section, selection.begin, selection.end)
-    full = [one for one in buckets if one.rows > most]
-    again = {one: _buckets(cluster, selection, section, one.low, one.high) for one in full[:_MOST_COUNTED]}
+    full = [bucket for bucket in buckets if bucket.rows > most][:_MOST_COUNTED]
+    again = {bucket: _buckets(cluster, selection, section, bucket.low, bucket.high) for bucket in full}
     for bucket in buckets:
         for low, high, rows in again.get(bucket, [bucket]):
             parts = max(1, min(-(-rows // most), high - low))
