@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ("Dictionaries",)
 
-_MANY = 1 << 20
 _MOST_COMMS = 65_535
+_MOST_PROCESSES = _MOST_NAMES = 1 << 17
+_MOST_THREADS = 1 << 19
+_TEXTS = 1 << 16
 _OTHERS = "(others)"
 # Characters of a word of ours, such as an operation or a state.
 _WORD = 64
@@ -39,14 +41,14 @@ class Dictionaries:
     """
 
     def __init__(self, ahead: Mapping[str, int]) -> None:
-        self.processes: Entries[Process] = Entries(_MANY, Process("", "", 0, 0, None))
+        self.processes: Entries[Process] = Entries(_MOST_PROCESSES, Process("", "", 0, 0, None))
         self.comms: Entries[Comm] = Entries(_MOST_COMMS, Comm("", "", _OTHERS, "", 0))
-        self.threads: Entries[Thread] = Entries(_MANY, Thread(0, 0, _OTHERS, trains=False))
-        self.counters: Entries[Counter] = Entries(_MANY, Counter("", "", _OTHERS, ""))
+        self.threads: Entries[Thread] = Entries(_MOST_THREADS, Thread(0, 0, _OTHERS, trains=False))
+        self.counters: Entries[Counter] = Entries(_MOST_THREADS, Counter("", "", _OTHERS, ""))
         self.ops, self.errors = Coder(limit=_WORD), Coder()
         self.states, self.timings = Coder(255, _WORD), Coder(255, _WORD)
         self.ahead = ahead
-        self._nodes, self._runs, self._names, self._texts = Coder(), Coder(), Coder(_MANY), Coder()
+        self._nodes, self._runs, self._names, self._texts = Coder(), Coder(), Coder(_MOST_NAMES), Coder()
         self._process_keys: dict[int, int] = {}
         self._comm_keys: dict[int, int] = {}
         self._thread_keys: dict[int, int] = {}
@@ -137,7 +139,7 @@ class Dictionaries:
         node, device = self._nodes.codes(batch["node"]), self._texts.codes(batch["device"])
         at = _time(batch["ts"], self._shift(node))
         # Devices of all nodes, numbered within this batch.
-        pairs, where = np.unique(node * _MANY + device, return_inverse=True)
+        pairs, where = np.unique(node * _TEXTS + device, return_inverse=True)
         parts = []
         for name, unit in figures.items():
             value = reals(batch[name])
@@ -146,7 +148,7 @@ class Dictionaries:
                 continue
             index = [
                 self.counters.index(
-                    Counter(self._nodes.text(int(pair) // _MANY), self._texts.text(int(pair) % _MANY), name, unit)
+                    Counter(self._nodes.text(int(pair) // _TEXTS), self._texts.text(int(pair) % _TEXTS), name, unit)
                 )
                 for pair in pairs
             ]

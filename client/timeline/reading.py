@@ -41,10 +41,13 @@ T = TypeVar("T", bound=Columns)
 ROWS_A_SLICE = 200_000
 _MOST_STEPS = 1_000_000
 _MOST_LOSSES = 10_000
+_MOST_FINDINGS = 1_000
+_MOST_RANKS = 100_000
 _MOST_STACKS = 50_000
 _ANY_ERROR_NS = 2**60
 _UNSIGNED = 2**64 - 1
 _NO_STACK = Frame("(the stack is not stored)")
+_LEFT_OUT = Frame(f"(one of more than {_MOST_STACKS:,} stacks)")
 # A finding of the range may have been stored long before.
 _LOOK_BACK_NS = 7 * 86_400 * 10**9
 _FINDING = ("verdict", "severity", "state", "confidence", "sentence", "ranks", "since", "opened", "closed", "found_by")
@@ -128,7 +131,10 @@ class Timeline:
         inflight = [self.names.operations(b) for b in answers["inflight"].to_batches()] if present else []
         nodes = {str(node) for table in (*tables, *now) for node in answers[table].column("node").to_pylist()}
         self._selection = chosen._replace(nodes=frozenset(nodes))
-        self.findings += [held for row in rows_of(answers["findings"]) if (held := self._finding(row)) is not None]
+        held = [finding for row in rows_of(answers["findings"]) if (finding := self._finding(row)) is not None]
+        self.findings += sorted(held, key=lambda finding: finding.begin)[-_MOST_FINDINGS:]
+        if len(held) > _MOST_FINDINGS:
+            self.notes.append(f"only the last {_MOST_FINDINGS:,} findings are shown")
         self._losses_of(rows_of(answers["losses"]))
         return Operations.joined(inflight)
 
@@ -186,14 +192,12 @@ class Timeline:
 
     def stacks(self, ids: Sequence[int]) -> dict[int, tuple[Frame, ...]]:
         """Returns the frames of each stack, outermost first, at least one."""
-        missing = [stack for stack in ids if stack not in self._stacks]
-        if len(self._stacks) + len(missing) > _MOST_STACKS:
-            self._stacks.clear()
+        missing = [stack for stack in ids if stack not in self._stacks][: _MOST_STACKS - len(self._stacks)]
         stored = read_stacks(self._cluster, (stack & _UNSIGNED for stack in missing))
         for stack in missing:
             frames = stored.get(stack & _UNSIGNED, (_NO_STACK,))
             self._stacks[stack] = tuple(Frame(shown(f.func) or "?", shown(f.file), f.lineno) for f in frames)
-        return {stack: self._stacks[stack] for stack in ids}
+        return {stack: self._stacks.get(stack, (_LEFT_OUT,)) for stack in ids}
 
     def unread(self) -> int:
         """Returns about how many rows are counted and not yet read."""
@@ -269,7 +273,7 @@ class Timeline:
             shown(row["verdict"], 64),
             shown(row["severity"], 16),
             shown(row["sentence"], 1000),
-            tuple(ranks_in(row["ranks"])),
+            tuple(ranks_in(row["ranks"])[:_MOST_RANKS]),
             float(row["confidence"] or 0.0),
         )
 
