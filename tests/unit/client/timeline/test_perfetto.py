@@ -6,12 +6,12 @@ import io
 from typing import Any
 
 import pytest
-from cluster_scene import Rows
 from perfetto_reader import Event, Read, read
 from timeline_scene import (
     BEGIN,
     MS,
     SECOND,
+    RowsOfTables,
     Tables,
     communication,
     counters,
@@ -34,7 +34,7 @@ def written(tables: Tables, **more: Any) -> Read:
     return read(sink.getvalue())
 
 
-def rows() -> Rows:
+def rows() -> RowsOfTables:
     return {
         "comm.ops": communication(),
         "train.steps": [step(rank, n, n * SECOND, (n + 1) * SECOND) for rank in range(5) for n in range(13)],
