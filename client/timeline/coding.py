@@ -102,9 +102,8 @@ class Entries(Generic[T]):
         return len(self.values)
 
     def index(self, value: T) -> int:
-        found = self._index.get(value)
-        if found is not None:
-            return found
+        if (index := self._index.get(value)) is not None:
+            return index
         if len(self.values) >= self._most - 1 and value != self._other:
             return self.index(self._other)
         self._index[value] = len(self.values)
@@ -133,18 +132,18 @@ class Coder:
         return np.array([self.entries.index(shown(text, self._limit)) for text in texts], np.int64)[where]
 
 
-def distinct(keys: Ints, entry: Callable[[int], int], known: dict[int, int]) -> Ints:
-    """Returns an index for each of ``keys``: that of ``known``, else ``entry(row)``, called once for a new key.
+def distinct(keys: Ints, entry: Callable[[int], int], indices: dict[int, int]) -> Ints:
+    """Returns an index for each of ``keys``: that of ``indices``, else ``entry(row)``, called once for a new key.
 
-    ``known`` gets the new keys, as long as it is not full.
+    ``indices`` gets the new keys, as long as it is not full.
     """
     values, rows = encoded(pa.array(keys))
-    indices = np.fromiter((known.get(key, -1) for key in values), np.int64, len(values))
-    if len(fresh := np.flatnonzero(indices < 0)):
+    places = np.fromiter((indices.get(key, -1) for key in values), np.int64, len(values))
+    if len(fresh := np.flatnonzero(places < 0)):
         first = np.zeros(len(values), np.int64)
         first[rows[::-1]] = np.arange(len(rows) - 1, -1, -1)
         for number in fresh.tolist():
-            indices[number] = entry(int(first[number]))
-            if len(known) < _MOST_KEYS:
-                known[values[number]] = int(indices[number])
-    return indices[rows]
+            places[number] = entry(int(first[number]))
+            if len(indices) < _MOST_KEYS:
+                indices[values[number]] = int(places[number])
+    return places[rows]

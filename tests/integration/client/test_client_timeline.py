@@ -72,6 +72,15 @@ def test_chrome_and_hta_have_the_same_operations(pair: tuple[FakeNode, FakeNode]
         assert f'"rank": {rank}' in text
 
 
+def test_a_job_that_ended(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
+    for node in pair:
+        node.replace("process.processes", [])
+        node.replace("comm.inflight", [])
+    path = tmp_path / "job.pftrace"
+    assert ctl("timeline", "--all-nodes", "--job", "j1", "--since", "1h", "-o", str(path))[0] == 0
+    assert len(read(path.read_bytes()).of("operation")) == 200
+
+
 def test_a_range_without_rows_leaves_no_file(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
     path = tmp_path / "job.pftrace"
     words = ("timeline", "--all-nodes", "--job", "j1", "--from", "2026-01-01", "--to", "2026-01-02")
@@ -125,6 +134,7 @@ def test_rows_are_read_in_slices_of_bounded_size(
     pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("probing.client.timeline.reading.ROWS_A_SLICE", 17)
+    pair[0].timed = pair[1].timed = True
     pair[0].insert("comm.ops", [operation("alpha", 0, seq) for seq in range(50, 103)])
     path = tmp_path / "job.pftrace"
     assert ctl("timeline", "--all-nodes", "--job", "j1", "--since", "1h", "-o", str(path))[0] == 0
