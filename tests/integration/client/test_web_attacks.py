@@ -23,7 +23,7 @@ from waiting import until
 from web_scene import KEY, Page, served
 
 from probing.client.cluster import Cluster
-from probing.client.web import live, server
+from probing.client.web import app, live, server
 
 NOBODY = 65534
 HOSTILE = "\"><script>alert(1)</script>\x1b]0;x\x07\u202e'; DROP TABLE x; --"
@@ -73,7 +73,8 @@ def test_the_key_leads_to_a_cookie_that_scripts_and_other_sites_do_not_get(page:
     assert page.ask("/api/ps").status == 401
 
 
-def test_a_wrong_key_is_refused_and_guesses_are_few(page: Page) -> None:
+def test_a_wrong_key_is_refused_and_guesses_are_few(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_REFUSED_S", 0.01)
     page.cookie = ""
     assert page.log_in("\ud800").status == 400
     codes = [page.enter(f"guess-{n}").status for n in range(7)]
