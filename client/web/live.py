@@ -27,6 +27,7 @@ __all__ = ("Live",)
 _EVERY_S = 2.0
 # The rows of a thousand nodes take seconds of this process, in which it answers nothing else.
 _NODES_A_SECOND = 100
+_STACKS_EVERY_S = 5.0
 _WINDOW_S = 10.0
 _PATIENCE_S = 5.0
 _LOOK_EVERY_S = 30.0
@@ -137,6 +138,7 @@ class _Threads:
         self._fetcher = Fetcher(self._cluster, "true", _EVERY_S, self._fetched, self._failed, findings_every=1)
         # Their frames are part of the next view.
         self._functions = Functions(self._fetcher, self._cluster, lambda: None)
+        self._functions.repeater.every(_STACKS_EVERY_S)
         self._functions.repeater.pause(True)
         self._fetcher.repeater.start()
         self._functions.repeater.start()

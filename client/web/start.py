@@ -111,8 +111,9 @@ def _say(address: str, port: int) -> None:
 
 
 def _has_display() -> bool:
-    """Whether a browser can show itself to the caller; a display that ssh forwards is too slow for one."""
-    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")) and "SSH_CONNECTION" not in os.environ
+    """Whether a browser can show itself to the caller: on no display that ssh forwards, and not with root's rights."""
+    elsewhere = "SSH_CONNECTION" in os.environ or "SUDO_UID" in os.environ
+    return not elsewhere and any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 
 Run = Callable[..., tuple[int, str, str]]
 _PROGRAM = "from probing.client.main import main; main()"
+_PLACE = ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION", "SUDO_UID")
 ALICE, BOB = "alice-" + "a" * 20, "bob-" + "b" * 20
 
 
@@ -50,9 +51,7 @@ def node(tmp_path: Path) -> Iterator[TokenNode]:
 @contextmanager
 def started(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """Runs the command; yields the process and the lines that it printed until it served."""
-    own = {
-        name: text for name, text in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION")
-    }
+    own = {name: text for name, text in os.environ.items() if name not in _PLACE}
     with subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, *arguments],
         stdout=subprocess.PIPE,
