@@ -34,7 +34,8 @@ class Section(NamedTuple):
 
     def select(self, where: str) -> str:
         """Returns the SELECT of the rows that meet ``where``."""
-        columns = ", ".join(f"{sql} AS {name}" for name, sql in self.columns.items())
+        # An alias ts would hide from the node that ts bounds the files that it must open.
+        columns = ", ".join(name if sql == name else f"{sql} AS {name}" for name, sql in self.columns.items())
         more = f" AND {self.condition}" if self.condition else ""
         return f"SELECT {columns} FROM {sql_table(self.table)} WHERE {where}{more}"
 
