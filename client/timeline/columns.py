@@ -105,7 +105,7 @@ class _Page:
 
     def operations(self, rows: Operations) -> _Section:
         """``rank``, ``comm``, ``op``, ``state``, ``evidence``, ``error`` (places), ``seq``, ``bytes``, ``step`` (-1:
-        not known), and when it was called, started, and was done: not before ``done_lo``, at ``done_hi`` certainly."""
+        not known), ``call``, ``start``, ``done_lo`` and ``done_hi``: the operation ended between the two."""
         return {
             "rank": rows.process.astype("<u4"),
             "comm": rows.comm.astype("<u2"),
@@ -150,7 +150,7 @@ class _Page:
         }
 
     def findings(self) -> _Section:
-        """``start`` and ``end`` (NaN: it is open), in the order of the dictionary."""
+        """``start`` and ``end`` (NaN: the finding is open), in the order of the dictionary."""
         findings = self._timeline.findings
         return {
             "start": self._us(np.array([finding.begin for finding in findings], np.int64)),

@@ -24,8 +24,8 @@ _MOST_SLICES = 20_000
 
 
 class Section(NamedTuple):
-    """Rows of ``table`` with ``columns``, SQL by name. ``condition`` holds beside job and range; with ``of_nodes``
-    the rows are those of the job's nodes, as the table has no job."""
+    """Rows of ``table`` with ``columns``: SQL by name. ``condition`` is added to those of job and range. ``of_nodes``:
+    the table has no job, and the rows of the job's nodes are read."""
 
     table: str
     columns: Mapping[str, str]
@@ -122,7 +122,7 @@ def _pieces(cluster: Cluster, selection: Selection, section: Section, most: int)
 
 
 def _buckets(cluster: Cluster, selection: Selection, section: Section, low: int, high: int) -> list[Slice]:
-    """Returns the parts of the time from ``low`` to before ``high`` that have rows."""
+    """Returns the buckets of the time from ``low`` to before ``high`` that have rows."""
     width = max(1, -(-(high - low) // _BUCKETS))
     bucket = f"({selection.time('ts')} - {low}) // {width}"
     table, where = sql_table(section.table), selection.where(section, low, high)
