@@ -126,7 +126,8 @@ class Coder:
 
     def codes(self, column: pa.Array[Any]) -> Ints:
         """Returns the index of each text; NULL has that of the empty text."""
-        given: Any = column
+        # A node may send words as a dictionary.
+        given: Any = column.cast(pa.string())
         filled: Any = pc.fill_null(given, "")
         texts, where = encoded(filled)
         return np.array([self.entries.index(shown(text, self._limit)) for text in texts], np.int64)[where]
