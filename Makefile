@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-times test-all torch-wheels frameworks jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects night crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects night crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -143,6 +143,10 @@ torch-wheels: install ## published builds of torch, 2 GB of downloads, against w
 frameworks: install ## real frameworks (Lightning, DeepSpeed, Ray, JAX, vLLM, ...), 3 GB of downloads, watched and hung
 	packaging/dev/frameworks.sh
 	$(HOST) $(PYTHON) -m pytest tests/frameworks
+
+hta: install ## Holistic Trace Analysis reads what `timeline -o DIR` writes, 100 MB of downloads
+	packaging/dev/hta.sh
+	$(PYTHON) -m pytest tests/hta
 
 jax-wheels: install ## published builds of jaxlib, 1 GB of downloads, against what the probes expect
 	packaging/dev/jax-wheels.sh

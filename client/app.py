@@ -58,7 +58,7 @@ COMMANDS = {
     "bt": Entry("stacks", "The same as stacks.", hidden=True),
     "vars": Entry("variables", "Values of variables, read from outside."),
     "profile": Entry("profile", "Where Python spends its time: functions, flame graph, pprof."),
-    "timeline": Entry("timeline", "A range of a job as a trace for Perfetto, Chrome or HTA, at -o."),
+    "timeline": Entry("timeline", "A range of a job as a trace, for Perfetto, Chrome or HTA."),
     "flamegraph": Entry("flamegraph", "The same as profile -F svg."),
     "config": Entry("config", "Settings of the daemon: show them, or change one."),
     "eval": Entry("unsupported", "Run Python in a job.", hidden=True, function="evaluate"),

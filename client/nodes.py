@@ -59,11 +59,12 @@ def choose(
     where: Sequence[tuple[str, str]] = (),
     *,
     token: bool = False,
+    tcp_alone: bool = False,
 ) -> _Chosen:
     """Returns which of ``peers`` are asked: those that meet all conditions and have not failed; ``own`` at ``target``.
 
-    ``token``: a token is shown, so that nodes for which the target does not vouch are not asked. Raises NotFound where
-    none meets the conditions.
+    ``token``: a token is shown, so that nodes for which the target does not vouch are not asked. ``tcp_alone``: neither
+    are Unix sockets. Raises NotFound where none meets the conditions.
     """
     met = [peer for peer in peers if peer.address and _meets(peer, where)]
     # An older daemon may leave itself out.
@@ -75,6 +76,9 @@ def choose(
     asked = {target if peer.node == own else peer.address: peer for peer in met if peer.state != "failed"}
     failed = {peer.address: peer for peer in met if peer.state == "failed" and peer.address not in asked}
     errors = {address: _error(peer) for address, peer in failed.items()}
+    for address in [address for address in asked if tcp_alone and address.startswith("unix:")]:
+        failed[address] = asked.pop(address)
+        errors[address] = PeerError("it is known by a Unix socket alone", hint="set `listen` in its configuration")
     if token and _vouches(own, peers):
         for address, peer in list(asked.items()):
             # A bound token is worth nothing elsewhere; the token itself is for nodes that somebody stands for.
@@ -114,7 +118,8 @@ class Nodes:
 
     With ``strict`` PartialAnswer is raised where a node fails or lacks rows; else ``outcomes`` records which failed,
     and ``clocks`` how far the nodes' clocks are from ours. ``policy`` says how many nodes are asked at once, and which
-    twice. ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the
+    twice. ``tcp_alone``: no Unix socket is asked, since its node would answer with the rights of this process.
+    ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the
     address of a node and the progress of its query, ``done`` with the numbers of nodes that are done with a question
     and of all that are asked it. ``tls``: the files with which TCP is encrypted; None: it is in the clear. Safe to use
     from several threads.
@@ -132,8 +137,10 @@ class Nodes:
         tls: Tls | None = None,
         timeout: float = 30.0,
         max_bytes: int = 256 << 20,
+        tcp_alone: bool = False,
     ) -> None:
         self.target = target
+        self._tcp_alone = tcp_alone
         self.timeout = timeout
         self.strict = strict
         self.max_bytes = max_bytes
@@ -217,7 +224,7 @@ class Nodes:
         with_token = bool(credentials.token)
         if with_token and not _vouches(own, peers) and any(peer.node not in ("", own) for peer in peers):
             sys.stderr.write(f"warning: {own} is of a version that vouches for no node: all are shown your token\n")
-        chosen = choose(self.target, own, peers, self._where, token=with_token)
+        chosen = choose(self.target, own, peers, self._where, token=with_token, tcp_alone=self._tcp_alone)
         credentials.bind(peer for peer in peers if peer.address != self.target)
         self.absent = chosen.failed
         if chosen.failed:

@@ -8,8 +8,6 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from cluster_scene import Rows as RowsOfTables
-from cluster_scene import database
 
 from probing.api.tables import TABLES
 from probing.client.timeline.reading import Timeline
@@ -21,7 +19,10 @@ __all__ = (
     "JOB",
     "MS",
     "SECOND",
+    "RowsOfTables",
     "Tables",
+    "communication",
+    "counters",
     "finding",
     "loss",
     "operation",
@@ -39,13 +40,26 @@ JOB = "4711.0"
 NODES = {0: "alpha", 1: "alpha", 2: "alpha", 3: "beta", 4: "beta"}
 
 
+# The tables that a timeline reads.
+_READ = (
+    *("comm.ops", "comm.inflight", "train.steps", "python.samples", "python.stacks", "gpu.utilization"),
+    *("net.interfaces", "diagnosis.findings", "probing.losses", "process.processes"),
+)
+RowsOfTables = dict[str, list[dict[str, Any]]]
+
+
 class Tables:
     """Answers SQL as a cluster does, from one database. ``ahead``: by how many ns the clocks of nodes are ahead."""
 
-    def __init__(
-        self, rows: RowsOfTables | duckdb.DuckDBPyConnection, ahead: Mapping[str, Offset] | None = None
-    ) -> None:
-        self.db = rows if isinstance(rows, duckdb.DuckDBPyConnection) else database(rows)
+    def __init__(self, rows: RowsOfTables, ahead: Mapping[str, Offset] | None = None) -> None:
+        self.db = duckdb.connect(config={"threads": "1", "python_enable_replacements": "false"})
+        for table in _READ:
+            self.db.execute(f"CREATE SCHEMA IF NOT EXISTS {table.split('.')[0]}")
+            self.db.register("given", TABLES[table].logical.empty_table())
+            self.db.execute(f"CREATE TABLE {table} AS SELECT * FROM given")
+            self.db.unregister("given")
+        for table, given in rows.items():
+            self.put(table, given)
         self.clocks = Clocks()
         self.outcomes: list[Gathered[Any]] = []
         self.warnings: list[str] = []

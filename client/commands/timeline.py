@@ -49,13 +49,13 @@ def run(settings: Settings, options: Options) -> None:
     write = _writer(settings.output)
     # Before pyarrow is imported, which then does without for good.
     allow_numpy()
-    from probing.client.timeline.reading import timeline
+    from probing.client.timeline.reading import timeline as timeline_of
 
     with opened(settings) as cluster:
-        taken = timeline(cluster, options.job, options.since, options.until)
-        with StatusLine(lambda past: _progress(taken, past)):
-            files = write(taken)
-        report = _report(taken, files)
+        timeline = timeline_of(cluster, options.job, options.since, options.until)
+        with StatusLine(lambda past: _progress(timeline, past)):
+            files = write(timeline)
+        report = _report(timeline, files)
     # -f is the format of the report; that of the trace is in its name.
     shown = replace(settings, output=None, format=settings.format if settings.named else "table")
     write_objects(shown, report, _text(report), report["files"])
@@ -67,64 +67,63 @@ def _writer(output: Path | None) -> Callable[[Timeline], list[Path]]:
         raise UsageError("there is no place to write to", hint=_NAMES)
     suffix = output.suffix.lower()
     if output.is_dir() or not suffix:
-        return lambda taken: _directory(taken, output)
+        return lambda timeline: _directory(timeline, output)
     if suffix not in (*_PERFETTO, ".json"):
         raise UsageError(f"-o {output.name}: {suffix} is the suffix of no trace", hint=_NAMES)
-    return lambda taken: _file(taken, output, chrome=suffix == ".json")
+    return lambda timeline: _file(timeline, output, chrome=suffix == ".json")
 
 
-def _file(taken: Timeline, output: Path, *, chrome: bool) -> list[Path]:
+def _file(timeline: Timeline, output: Path, *, chrome: bool) -> list[Path]:
     from probing.client.timeline.chrome import write_chrome
     from probing.client.timeline.perfetto import write_perfetto
 
     with replacing(output) as file:
-        (write_chrome if chrome else write_perfetto)(taken, file)
-        _require(taken)
+        (write_chrome if chrome else write_perfetto)(timeline, file)
+        _require(timeline)
     return [output]
 
 
-def _directory(taken: Timeline, output: Path) -> list[Path]:
+def _directory(timeline: Timeline, output: Path) -> list[Path]:
     from probing.client.export.files import Directory
     from probing.client.timeline.kineto import write_kineto
 
     with Directory.replacing(output, "json") as (_, aside):
-        written = write_kineto(taken, aside)
-        _require(taken)
+        written = write_kineto(timeline, aside)
+        _require(timeline)
         if not written:
             raise NotFound(
-                f"no process of job {taken.job} in this range has a rank",
+                f"no process of job {timeline.job} in this range has a rank",
                 hint="HTA needs ranks; -o NAME.pftrace does not",
             )
     return [output / path.relative_to(aside) for path in written]
 
 
-def _require(taken: Timeline) -> None:
-    if not any(taken.counts[name] for name in ("operations", "steps", "samples")):
-        begin, end = when(utc(taken.begin)), when(utc(taken.end))
+def _require(timeline: Timeline) -> None:
+    if not any(timeline.counts[name] for name in ("operations", "steps", "samples")):
+        begin, end = when(utc(timeline.begin)), when(utc(timeline.end))
         hint = "`probingctl ps --ended` shows when jobs ended; --since and --until name another range"
-        raise NotFound(f"there are no rows of job {taken.job} from {begin} until {end}", hint=hint)
+        raise NotFound(f"there are no rows of job {timeline.job} from {begin} until {end}", hint=hint)
 
 
-def _progress(taken: Timeline, past: float) -> str:
-    return (
-        f"{plural(taken.rows, 'row')} of about {count(max(taken.rows, taken.expected))}, {past:.1f} s, Ctrl-C ends it"
-    )
+def _progress(timeline: Timeline, past: float) -> str:
+    expected = count(max(timeline.rows, timeline.expected))
+    return f"{plural(timeline.rows, 'row')} of about {expected}, {past:.1f} s, Ctrl-C ends it"
 
 
-def _report(taken: Timeline, files: Sequence[Path]) -> dict[str, Any]:
-    processes = taken.names.processes.values
+def _report(timeline: Timeline, files: Sequence[Path]) -> dict[str, Any]:
+    processes = timeline.names.processes.values
     return {
-        "job": taken.job,
-        "from": utc(taken.begin),
-        "to": utc(taken.end),
+        "job": timeline.job,
+        "from": utc(timeline.begin),
+        "to": utc(timeline.end),
         "files": [{"file": str(path), "bytes": path.stat().st_size} for path in files],
-        "nodes": len({one.node for one in processes}),
+        "nodes": len({process.node for process in processes}),
         "processes": len(processes),
-        **taken.counts,
-        "findings": len(taken.findings),
-        "gaps": sum(1 for _ in taken.losses_of_job()),
-        "clocks": [clock._asdict() for clock in taken.clocks],
-        "notes": taken.notes,
+        **timeline.counts,
+        "findings": len(timeline.findings),
+        "gaps": sum(1 for _ in timeline.losses_of_job()),
+        "clocks": [clock._asdict() for clock in timeline.clocks],
+        "notes": timeline.notes,
     }
 
 
@@ -132,16 +131,16 @@ def _text(report: dict[str, Any]) -> str:
     """Returns what was written, and what the trace lacks."""
     files = report["files"]
     name = files[0]["file"] if len(files) == 1 else f"{len(files)} files beside {files[0]['file']}"
-    found = [
+    counts = [
         f"{count(report[key])} {key.replace('_', ' ')}" for key in ("operations", "steps", "samples", "counter_values")
     ]
     whole = f"{plural(report['processes'], 'process')} on {plural(report['nodes'], 'node')}".replace(
         "processs", "processes"
     )
     lines = [
-        f"{name}: {size(sum(one['bytes'] for one in files))}",
+        f"{name}: {size(sum(file['bytes'] for file in files))}",
         f"job {report['job']} from {when(report['from'])} until {when(report['to'])}: {whole}",
-        f"{', '.join(found)}, {plural(report['findings'], 'finding')}",
+        f"{', '.join(counts)}, {plural(report['findings'], 'finding')}",
     ]
     if report["gaps"]:
         lines.append(f"{plural(report['gaps'], 'gap')}, in which rows may be missing, are drawn as such")

@@ -24,7 +24,7 @@ __all__ = ("EXAMPLES", "Options", "panels", "posted_panels", "run")
 
 EXAMPLES = (
     "probingctl web --all-nodes",
-    "probingctl -t 127.0.0.1:7077 web --all-nodes --listen 0.0.0.0:7443 --cert web.pem --key web.key",
+    "probingctl -t gn6:7077 web --listen 0.0.0.0:7443 --cert FILE --key FILE",
 )
 
 

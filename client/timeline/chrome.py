@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from probing.client.profile.model import Frame
-from probing.client.timeline.coding import UNKNOWN, Ints, encoded, mixed, runs
+from probing.client.timeline.coding import UNKNOWN, Ints, blocks, encoded, mixed, runs
 from probing.client.timeline.drawing import FLYING, POINT, SLICE, Drawn, drawn
 from probing.client.timeline.facts import about
 from probing.client.timeline.lanes import Lanes
@@ -65,6 +65,8 @@ class _Writer:
 
     def end(self) -> None:
         """Writes the last event, which no comma follows, and what is known at the end."""
+        for index in range(len(self._names.processes)):
+            self._process(index)
         last = {"ph": "M", "name": "process_name", "pid": _FINDINGS, "tid": 0, "args": {"name": "findings"}}
         frames = {str(number): frame for frame, number in _nested(self._frames)}
         rest = {"stackFrames": frames, "otherData": dict(about(self._timeline))}
@@ -72,7 +74,7 @@ class _Writer:
 
     def steps(self) -> None:
         rows = self._timeline.steps
-        texts, where = _named(rows.step, lambda one: quoted("step" if one == UNKNOWN else f"step {one}"))
+        texts, where = _named(rows.step, lambda step: quoted("step" if step == UNKNOWN else f"step {step}"))
         line = joined(
             '{"ph":"X","cat":"step","name":',
             chosen(texts, where),
@@ -95,12 +97,12 @@ class _Writer:
         lanes[spread] = self._lanes.of(track[spread], look.begin[spread], look.end[spread])
         look.kind = np.where(lanes < 0, POINT, look.kind)
         tid = self._thread_of(track * _MOST_LANES + np.maximum(lanes, 0), self._lane)
-        for kind, head, tail in ((SLICE, "X", ""), (FLYING, "B", ""), (POINT, "i", ',"s":"t"')):
-            chosen_rows = np.flatnonzero(look.kind == kind)
-            if len(chosen_rows):
-                part, shape = rows.taken(chosen_rows), look.taken(chosen_rows)
-                self._operations_of(head, tail, part, shape, tid[chosen_rows])
-        self._parts_of(rows, look, tid)
+        for block in blocks(np.arange(len(rows))):
+            part, shape, threads = rows.taken(block), look.taken(block), tid[block]
+            for kind, head, tail in ((SLICE, "X", ""), (FLYING, "B", ""), (POINT, "i", ',"s":"t"')):
+                if len(alike := np.flatnonzero(shape.kind == kind)):
+                    self._operations_of(head, tail, part.taken(alike), shape.taken(alike), threads[alike])
+            self._parts_of(part, shape, threads)
         self._flows_of(rows, look, tid)
 
     def _operations_of(self, head: str, tail: str, rows: Operations, look: Drawn, tid: Ints) -> None:
@@ -136,7 +138,7 @@ class _Writer:
     def _parts_of(self, rows: Operations, look: Drawn, tid: Ints) -> None:
         """Writes the parts of operations: how long they waited, and between which times their end lies."""
         waits = np.flatnonzero((look.waited != UNKNOWN) & (look.kind != POINT))
-        texts, where = _named(rows.last[waits], lambda one: quoted(f"waits for {self._names.label(one)}"))
+        texts, where = _named(rows.last[waits], lambda process: quoted(f"waits for {self._names.label(process)}"))
         self._slices(
             "wait", chosen(texts, where), rows.process[waits], tid[waits], look.begin[waits], look.waited[waits]
         )
@@ -177,8 +179,8 @@ class _Writer:
 
     def samples(self, rows: Samples) -> None:
         stacks = self._timeline.stacks(np.unique(rows.stack).tolist())
-        names, where = _named(rows.stack, lambda one: quoted(stacks[one][-1].func))
-        numbers = np.array([self._frame(stacks[one]) for one in encoded(pa.array(rows.stack))[0]], np.int64)
+        names, where = _named(rows.stack, lambda stack: quoted(stacks[stack][-1].func))
+        numbers = np.array([self._frame(stacks[stack]) for stack in encoded(pa.array(rows.stack))[0]], np.int64)
         process = np.array([thread.process for thread in self._names.threads.values], np.int64)[rows.thread]
         line = joined(
             '{"ph":"i","s":"t","cat":"sample","name":',
@@ -198,9 +200,9 @@ class _Writer:
 
     def counters(self, rows: Counters) -> None:
         kinds = self._names.counters.values
-        names = [quoted(f"{one.device} {one.name}") for one in kinds]
-        pids = np.array([self._node(one.node) for one in kinds], np.int64)
-        units = [f',"args":{{{quoted(one.unit)}:' for one in kinds]
+        names = [quoted(f"{kind.device} {kind.name}") for kind in kinds]
+        pids = np.array([self._node(kind.node) for kind in kinds], np.int64)
+        units = [f',"args":{{{quoted(kind.unit)}:' for kind in kinds]
         line = joined(
             '{"ph":"C","name":',
             chosen(names, rows.counter),
@@ -213,14 +215,13 @@ class _Writer:
 
     def findings(self) -> None:
         """Writes each finding as an asynchronous slice, and as a point at the ranks that it blames."""
-        for number, found in enumerate(self._timeline.findings):
-            args = {"verdict": found.verdict, "severity": found.severity, "sentence": found.sentence}
-            end = self._timeline.end if found.end is None else found.end
-            self._span("finding", found.sentence, number, (_FINDINGS, 0), found.begin, end, args)
-            for rank in found.ranks:
-                for process in self._names.of_rank(found.run, rank):
-                    event = {"ph": "i", "s": "p", "cat": "finding", "name": found.verdict, "pid": process + 1, "tid": 0}
-                    self._event({**event, "ts": self._us(found.begin), "args": args})
+        for number, finding in enumerate(self._timeline.findings):
+            args = {"verdict": finding.verdict, "severity": finding.severity, "sentence": finding.sentence}
+            end = self._timeline.end if finding.end is None else finding.end
+            self._span("finding", finding.sentence, number, (_FINDINGS, 0), finding.begin, end, args)
+            for process in self._names.of_ranks(finding.run, finding.ranks):
+                event = {"ph": "i", "s": "p", "cat": "finding", "name": finding.verdict, "pid": process + 1, "tid": 0}
+                self._event({**event, "ts": self._us(finding.begin), "args": args})
 
     def losses(self) -> None:
         """Writes each gap as an asynchronous slice of its node, or of its process."""
@@ -276,7 +277,7 @@ class _Writer:
 
     def _thread_of(self, keys: Ints, number_of: Callable[[int], int]) -> Ints:
         distinct, where = encoded(pa.array(keys))
-        return np.array([number_of(one) for one in distinct], np.int64)[where]
+        return np.array([number_of(key) for key in distinct], np.int64)[where]
 
     def _steps(self, process: int) -> int:
         return self._tid(("steps", process), process, "steps", 0)
@@ -309,16 +310,16 @@ class _Writer:
 
 def _nested(frames: Mapping[tuple[Frame, ...], int]) -> list[tuple[dict[str, str], int]]:
     """Returns the stackFrames of the format, with their numbers: each names its caller."""
-    found = []
+    entries = []
     for stack, number in frames.items():
         frame = stack[-1]
         where = f" ({frame.file}:{frame.lineno})" if frame.file else ""
         parent = {"parent": str(frames[stack[:-1]])} if len(stack) > 1 else {}
-        found.append(({"category": "Python", "name": f"{frame.func}{where}", **parent}, number))
-    return found
+        entries.append(({"category": "Python", "name": f"{frame.func}{where}", **parent}, number))
+    return entries
 
 
 def _named(values: Ints, text_of: Callable[[int], str]) -> tuple[list[str], Ints]:
     """Returns ``text_of`` each distinct value, and the place of each value's text."""
     distinct, where = encoded(pa.array(values))
-    return [text_of(one) for one in distinct], where
+    return [text_of(value) for value in distinct], where

@@ -6,7 +6,7 @@ other values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ __all__ = (
     "Entries",
     "Ints",
     "Reals",
+    "blocks",
     "distinct",
     "encoded",
     "mixed",
@@ -38,6 +39,7 @@ UNKNOWN = -(2**63)
 _OTHERS = "(others)"
 _MOST_CHARACTERS = 256
 _MOST_KEYS = 1 << 20
+_ROWS_A_BLOCK = 32_768
 T = TypeVar("T", bound=Hashable)
 
 
@@ -61,6 +63,12 @@ def encoded(column: pa.Array[Any]) -> tuple[list[Any], Ints]:
     """Returns the distinct values of a column without NULL, and the place in them of each row."""
     coded: Any = column.dictionary_encode()
     return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), np.int64)
+
+
+def blocks(rows: Ints) -> Iterator[Ints]:
+    """Yields parts of ``rows`` whose text or packets take little memory."""
+    for first in range(0, len(rows), _ROWS_A_BLOCK):
+        yield rows[first : first + _ROWS_A_BLOCK]
 
 
 def runs(values: Ints) -> tuple[Ints, Ints]:
@@ -94,9 +102,8 @@ class Entries(Generic[T]):
         return len(self.values)
 
     def index(self, value: T) -> int:
-        found = self._index.get(value)
-        if found is not None:
-            return found
+        if (index := self._index.get(value)) is not None:
+            return index
         if len(self.values) >= self._most - 1 and value != self._other:
             return self.index(self._other)
         self._index[value] = len(self.values)
@@ -105,10 +112,11 @@ class Entries(Generic[T]):
 
 
 class Coder:
-    """Turns columns of texts into indices of ``entries``, batch by batch."""
+    """Turns columns of texts into indices of ``entries``, batch by batch; texts have at most ``limit`` characters."""
 
-    def __init__(self, most: int = 65_535) -> None:
+    def __init__(self, most: int = 65_535, limit: int = _MOST_CHARACTERS) -> None:
         self.entries: Entries[str] = Entries(most, _OTHERS)
+        self._limit = limit
 
     def code(self, text: str) -> int:
         return self.entries.index(text)
@@ -121,21 +129,21 @@ class Coder:
         given: Any = column
         filled: Any = pc.fill_null(given, "")
         texts, where = encoded(filled)
-        return np.array([self.entries.index(shown(text)) for text in texts], np.int64)[where]
+        return np.array([self.entries.index(shown(text, self._limit)) for text in texts], np.int64)[where]
 
 
-def distinct(keys: Ints, entry: Callable[[int], int], known: dict[int, int]) -> Ints:
-    """Returns an index for each of ``keys``: that of ``known``, else ``entry(row)``, called once for a new key.
+def distinct(keys: Ints, entry: Callable[[int], int], indices: dict[int, int]) -> Ints:
+    """Returns an index for each of ``keys``: that of ``indices``, else ``entry(row)``, called once for a new key.
 
-    ``known`` gets the new keys, as long as it is not full.
+    ``indices`` gets the new keys, as long as it is not full.
     """
     values, rows = encoded(pa.array(keys))
-    indices = np.fromiter((known.get(key, -1) for key in values), np.int64, len(values))
-    if len(fresh := np.flatnonzero(indices < 0)):
+    places = np.fromiter((indices.get(key, -1) for key in values), np.int64, len(values))
+    if len(fresh := np.flatnonzero(places < 0)):
         first = np.zeros(len(values), np.int64)
         first[rows[::-1]] = np.arange(len(rows) - 1, -1, -1)
         for number in fresh.tolist():
-            indices[number] = entry(int(first[number]))
-            if len(known) < _MOST_KEYS:
-                known[values[number]] = int(indices[number])
-    return indices[rows]
+            places[number] = entry(int(first[number]))
+            if len(indices) < _MOST_KEYS:
+                indices[values[number]] = int(places[number])
+    return places[rows]

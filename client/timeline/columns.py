@@ -80,16 +80,16 @@ class _Page:
 
     def read(self, name: str, parts: Iterator[T], kind: type[T], columns: Callable[[T], _Section]) -> _Section:
         """Returns the first rows of ``parts`` as a section."""
-        found, rows, before = [columns(kind.joined([]))], 0, self._timeline.unread()
+        sections, rows, before = [columns(kind.joined([]))], 0, self._timeline.unread()
         for part in parts:
             kept = part.taken(np.arange(min(len(part), self._most - rows)))
-            found.append(columns(kept))
+            sections.append(columns(kept))
             rows += len(kept)
             if rows == self._most:
                 left = len(part) - len(kept) + self._timeline.unread() - before
                 self._left_out |= {name: left} if left > 0 else {}
                 break
-        return {column: np.concatenate([section[column] for section in found]) for column in found[0]}
+        return {column: np.concatenate([section[column] for section in sections]) for column in sections[0]}
 
     def steps(self) -> _Section:
         """``rank`` (a place), ``step`` (-1: not known), ``start``, ``end``, ``comm`` and ``wait`` (µs, within it)."""
@@ -126,9 +126,9 @@ class _Page:
         """``rank``, ``thread``, ``stack`` and ``frame`` (its innermost one), all places; ``start``, ``duration`` (µs),
         ``count``, ``on_cpu`` (0 or 1)."""
         numbers, where = np.unique(rows.stack, return_inverse=True)
-        found = self._timeline.stacks(numbers.tolist())
-        stacks = np.array([self._stack(one, frames) for one, frames in found.items()], np.int64)
-        inner = np.array([frames[-1] for frames in self._stack_frames], np.int64)
+        frames = self._timeline.stacks(numbers.tolist())
+        stacks = np.array([self._stack(stack, frames[stack]) for stack in numbers.tolist()], np.int64)
+        inner = np.array([places[-1] for places in self._stack_frames], np.int64)
         of_thread = np.array([thread.process for thread in self._names.threads.values], np.int64)
         return {
             "rank": of_thread[rows.thread].astype("<u4"),
@@ -151,10 +151,10 @@ class _Page:
 
     def findings(self) -> _Section:
         """``start`` and ``end`` (NaN: it is open), in the order of the dictionary."""
-        found = self._timeline.findings
+        findings = self._timeline.findings
         return {
-            "start": self._us(np.array([one.begin for one in found], np.int64)),
-            "end": self._us(np.array([UNKNOWN if one.end is None else one.end for one in found], np.int64)),
+            "start": self._us(np.array([finding.begin for finding in findings], np.int64)),
+            "end": self._us(np.array([UNKNOWN if at is None else at for _, _, at, *_ in findings], np.int64)),
         }
 
     def header(self) -> dict[str, object]:
@@ -167,22 +167,22 @@ class _Page:
             "left_out": self._left_out,
             "dictionaries": {
                 "ranks": [
-                    {"rank": one.rank, "node": one.node, "pid": one.pid, "run": one.run}
-                    for one in names.processes.values
+                    {"rank": process.rank, "node": process.node, "pid": process.pid, "run": process.run}
+                    for process in names.processes.values
                 ],
-                "comms": [one.name or one.comm for one in names.comms.values],
-                "comm_sizes": [one.size for one in names.comms.values],
+                "comms": [comm.name or comm.comm for comm in names.comms.values],
+                "comm_sizes": [comm.size for comm in names.comms.values],
                 "ops": names.ops.entries.values,
                 "states": names.states.entries.values,
                 "evidence": names.timings.entries.values,
                 "errors": names.errors.entries.values,
                 "frames": self._frames.values,
                 "stacks": self._stack_frames,
-                "threads": [one.name for one in names.threads.values],
-                "counters": [one._asdict() for one in names.counters.values],
+                "threads": [thread.name for thread in names.threads.values],
+                "counters": [counter._asdict() for counter in names.counters.values],
                 "findings": [
-                    {name: value for name, value in one._asdict().items() if name not in ("begin", "end")}
-                    for one in timeline.findings
+                    {name: value for name, value in finding._asdict().items() if name not in ("begin", "end")}
+                    for finding in timeline.findings
                 ],
             },
             "losses": [

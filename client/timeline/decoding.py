@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ("Dictionaries",)
 
-_MANY = 1 << 20
 _MOST_COMMS = 65_535
+_MOST_PROCESSES = _MOST_NAMES = 1 << 17
+_MOST_THREADS = 1 << 19
+_TEXTS = 1 << 16
 _OTHERS = "(others)"
+# Characters of a word of ours, such as an operation or a state.
+_WORD = 64
 
 
 class Dictionaries:
@@ -37,13 +41,14 @@ class Dictionaries:
     """
 
     def __init__(self, ahead: Mapping[str, int]) -> None:
-        self.processes: Entries[Process] = Entries(_MANY, Process("", "", 0, 0, None))
+        self.processes: Entries[Process] = Entries(_MOST_PROCESSES, Process("", "", 0, 0, None))
         self.comms: Entries[Comm] = Entries(_MOST_COMMS, Comm("", "", _OTHERS, "", 0))
-        self.threads: Entries[Thread] = Entries(_MANY, Thread(0, 0, _OTHERS, trains=False))
-        self.counters: Entries[Counter] = Entries(_MANY, Counter("", "", _OTHERS, ""))
-        self.ops, self.states, self.timings, self.errors = Coder(), Coder(255), Coder(255), Coder()
+        self.threads: Entries[Thread] = Entries(_MOST_THREADS, Thread(0, 0, _OTHERS, trains=False))
+        self.counters: Entries[Counter] = Entries(_MOST_THREADS, Counter("", "", _OTHERS, ""))
+        self.ops, self.errors = Coder(limit=_WORD), Coder()
+        self.states, self.timings = Coder(255, _WORD), Coder(255, _WORD)
         self.ahead = ahead
-        self._nodes, self._runs, self._names, self._texts = Coder(), Coder(), Coder(_MANY), Coder()
+        self._nodes, self._runs, self._names, self._texts = Coder(), Coder(), Coder(_MOST_NAMES), Coder()
         self._process_keys: dict[int, int] = {}
         self._comm_keys: dict[int, int] = {}
         self._thread_keys: dict[int, int] = {}
@@ -54,22 +59,23 @@ class Dictionaries:
 
     def label(self, process: int) -> str:
         """Returns such as ``rank 3 (pid 1234)``."""
-        one = self.processes.values[process]
-        return f"pid {one.pid}" if one.rank is None else f"rank {one.rank} (pid {one.pid})"
+        _, _, pid, _, rank = self.processes.values[process]
+        return f"pid {pid}" if rank is None else f"rank {rank} (pid {pid})"
 
     def title(self, comm: int) -> str:
         """Returns such as ``default_pg (gloo, 8 ranks)``."""
-        one = self.comms.values[comm]
-        size = f", {one.size} ranks" if one.size else ""
-        return f"{one.name or one.comm} ({one.backend}{size})"
+        _, identity, name, backend, size = self.comms.values[comm]
+        ranks = f", {size} ranks" if size else ""
+        return f"{name or identity} ({backend}{ranks})"
 
-    def of_rank(self, run: str, rank: int) -> list[int]:
-        """Returns the processes that have ``rank`` in ``run``."""
-        return [at for at, one in enumerate(self.processes.values) if (one.run, one.rank) == (run, rank)]
+    def of_ranks(self, run: str, ranks: Collection[int]) -> list[int]:
+        """Returns the processes that have one of ``ranks`` in ``run``."""
+        wanted = set(ranks)
+        return [at for at, who in enumerate(self.processes.values) if who.run == run and who.rank in wanted]
 
-    def of_pid(self, node: str, pid: int) -> list[int]:
-        """Returns the processes that had ``pid`` on ``node``."""
-        return [at for at, one in enumerate(self.processes.values) if (one.node, one.pid) == (node, pid)]
+    def processes_in(self, batch: pa.RecordBatch) -> None:
+        """Adds the processes of rows with the columns of sections.WHO."""
+        self._processes(batch)
 
     def operations(self, batch: pa.RecordBatch) -> Operations:
         """Returns the rows of sections.OPS, or of sections.IN_FLIGHT, in their order."""
@@ -133,7 +139,7 @@ class Dictionaries:
         node, device = self._nodes.codes(batch["node"]), self._texts.codes(batch["device"])
         at = _time(batch["ts"], self._shift(node))
         # Devices of all nodes, numbered within this batch.
-        pairs, where = np.unique(node * _MANY + device, return_inverse=True)
+        pairs, where = np.unique(node * _TEXTS + device, return_inverse=True)
         parts = []
         for name, unit in figures.items():
             value = reals(batch[name])
@@ -142,7 +148,7 @@ class Dictionaries:
                 continue
             index = [
                 self.counters.index(
-                    Counter(self._nodes.text(int(pair) // _MANY), self._texts.text(int(pair) % _MANY), name, unit)
+                    Counter(self._nodes.text(int(pair) // _TEXTS), self._texts.text(int(pair) % _TEXTS), name, unit)
                 )
                 for pair in pairs
             ]

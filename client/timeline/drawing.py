@@ -16,7 +16,7 @@ SLICE, FLYING, POINT = 0, 1, 2
 
 @dataclass(slots=True)
 class Drawn(Columns):
-    """``kind``: SLICE, FLYING (it has not ended), POINT (its end is not known at all).
+    """``kind``: SLICE, FLYING (it has not ended), POINT (its end is not done at all).
 
     It goes from ``begin`` to ``end``. Until ``waited`` it waited for the rank that called last; its end lies between
     ``doubt`` and ``end``; both are UNKNOWN where there is no such part.
@@ -36,9 +36,9 @@ def drawn(rows: Operations, errors: Ints, nodes: Ints) -> Drawn:
     A wait that is shorter than the errors of both clocks is not drawn.
     """
     begin = rows.call
-    known = np.where(rows.done_hi != UNKNOWN, rows.done_hi, rows.done_lo)
-    kind = np.where(rows.done_hi == SPANNING, FLYING, np.where(known == UNKNOWN, POINT, SLICE))
-    end = np.where(kind == POINT, begin, np.maximum(known, begin))
+    done = np.where(rows.done_hi != UNKNOWN, rows.done_hi, rows.done_lo)
+    kind = np.where(rows.done_hi == SPANNING, FLYING, np.where(done == UNKNOWN, POINT, SLICE))
+    end = np.where(kind == POINT, begin, np.maximum(done, begin))
     compared = rows.last_call != UNKNOWN
     last = np.where(compared, rows.last, rows.process)
     error = np.where(nodes[last] == nodes[rows.process], 0, errors[last] + errors[rows.process])

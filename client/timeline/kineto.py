@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from probing.api.text import encoded as _bytes
 from probing.client.export.files import file_name
-from probing.client.timeline.coding import UNKNOWN, Ints, encoded, runs
+from probing.client.timeline.coding import UNKNOWN, Ints, blocks, encoded, runs
 from probing.client.timeline.facts import about
 from probing.client.timeline.lines import chosen, content, integers, joined, quoted
 from probing.client.timeline.model import SPANNING, Operations, Process
@@ -42,9 +42,10 @@ def write_kineto(timeline: Timeline, directory: Path) -> list[Path]:
     for rows in timeline.operations():
         kept = rows.taken(np.flatnonzero(_sharp(rows, exact)))
         files.unsharp += len(rows) - len(kept)
-        kept = kept.taken(np.argsort(kept.process, kind="stable"))
-        files.append(kept.process, _operation_lines(timeline, kept, called))
-        called += len(kept)
+        for block in blocks(np.argsort(kept.process, kind="stable")):
+            part = kept.taken(block)
+            files.append(part.process, _operation_lines(timeline, part, called))
+            called += len(part)
     steps = timeline.steps.taken(np.flatnonzero(timeline.steps.step >= 0))
     files.append(steps.process, _step_lines(steps.step, steps.begin - timeline.base, steps.end - timeline.base))
     return files.closed()
@@ -82,7 +83,7 @@ def _operation_lines(timeline: Timeline, rows: Operations, called: int) -> Any:
     comms = names.comms.values
     kinds, where = encoded(pa.array(rows.op << 16 | rows.comm))
     kernels = [quoted(_kernel(ops[kind >> 16], comms[kind & 0xFFFF].backend)) for kind in kinds]
-    groups = [quoted(one.name or one.comm) for one in comms]
+    groups = [quoted(comm.name or comm.comm) for comm in comms]
     return joined(
         '{"ph":"X","cat":"cpu_op","name":',
         chosen([quoted(f"c10d::{op}") for op in ops], rows.op),
@@ -135,9 +136,9 @@ class _Files:
         """Appends ``lines``, which are sorted by ``process``."""
         starts, counts = runs(process)
         for first, last in zip(starts.tolist(), (starts + counts).tolist(), strict=True):
-            one = int(process[first])
-            if self._timeline.names.processes.values[one].rank is not None:
-                with self._path(one).open("ab") as file:
+            index = int(process[first])
+            if self._timeline.names.processes.values[index].rank is not None:
+                with self._path(index).open("ab") as file:
                     file.write(content(lines[first:last]))
 
     def closed(self) -> list[Path]:
@@ -149,26 +150,26 @@ class _Files:
                 file.write(_bytes(json.dumps(last) + "\n],\n" + json.dumps({"otherData": facts})[1:] + "\n"))
         return list(self._paths.values())
 
-    def _path(self, process: int) -> Path:
-        if process not in self._paths:
+    def _path(self, index: int) -> Path:
+        if index not in self._paths:
             names = self._timeline.names
-            one = names.processes.values[process]
+            process = names.processes.values[index]
             # A run that starts later goes into a directory of its own.
-            run = "" if one.run == names.processes.values[0].run else f"run-{file_name(one.run)}"
-            path = self._directory / run / f"rank-{one.rank}.json"
+            run = "" if process.run == names.processes.values[0].run else f"run-{file_name(process.run)}"
+            path = self._directory / run / f"rank-{process.rank}.json"
             if path in self._paths.values():
-                path = path.with_name(f"rank-{one.rank}-pid-{one.pid}.json")
+                path = path.with_name(f"rank-{process.rank}-pid-{process.pid}.json")
             path.parent.mkdir(exist_ok=True)
-            self._paths[process] = path
-            path.write_bytes(self._head(one))
-        return self._paths[process]
+            self._paths[index] = path
+            path.write_bytes(self._head(process))
+        return self._paths[index]
 
-    def _head(self, one: Process) -> bytes:
+    def _head(self, process: Process) -> bytes:
         """Returns the begin of a file. HTA looks for the rank in one line, with a space before it."""
         size = max((comm.size for comm in self._timeline.names.comms.values), default=0)
         head = {
             "schemaVersion": 1,
-            "distributedInfo": {"rank": one.rank, "world_size": size},
+            "distributedInfo": {"rank": process.rank, "world_size": size},
             "baseTimeNanoseconds": self._timeline.base,
             "seenFrom": "host",
         }
@@ -177,6 +178,6 @@ class _Files:
             "name": "process_name",
             "pid": 1,
             "tid": 0,
-            "args": {"name": f"rank {one.rank} on {one.node}"},
+            "args": {"name": f"rank {process.rank} on {process.node}"},
         }
         return _bytes(json.dumps(head)[:-1] + ', "traceEvents": [\n' + json.dumps(first) + ",\n")

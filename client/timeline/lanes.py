@@ -27,23 +27,23 @@ class Lanes:
         tracks, begins, ends = track[order], begin[order], end[order]
         firsts, counts = runs(tracks)
         free = np.r_[True, begins[1:] > ends[:-1]][: len(order)]
-        earlier = [self._ends.get(one, [-1])[0] for one in tracks[firsts].tolist()]
+        earlier = [self._ends.get(key, [-1])[0] for key in tracks[firsts].tolist()]
         free[firsts] = begins[firsts] > np.array(earlier, np.int64)
         for first, last in zip(firsts.tolist(), (firsts + counts).tolist(), strict=True):
-            taken = self._ends.setdefault(int(tracks[first]), [])
+            lasts = self._ends.setdefault(int(tracks[first]), [])
             if free[first:last].all():
-                taken[:1] = [int(ends[last - 1])]
+                lasts[:1] = [int(ends[last - 1])]
             else:
                 rows = zip(begins[first:last].tolist(), ends[first:last].tolist(), strict=True)
-                lanes[order[first:last]] = [self._lane(taken, *row) for row in rows]
+                lanes[order[first:last]] = [self._lane(lasts, *row) for row in rows]
         return lanes
 
-    def _lane(self, taken: list[int], begin: int, end: int) -> int:
-        for lane, before in enumerate(taken):
+    def _lane(self, lasts: list[int], begin: int, end: int) -> int:
+        for lane, before in enumerate(lasts):
             if before < begin:
-                taken[lane] = end
+                lasts[lane] = end
                 return lane
-        if len(taken) >= self._most:
+        if len(lasts) >= self._most:
             return -1
-        taken.append(end)
-        return len(taken) - 1
+        lasts.append(end)
+        return len(lasts) - 1

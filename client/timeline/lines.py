@@ -27,8 +27,8 @@ def chosen(texts: Sequence[str], index: Ints) -> Any:
 
 def integers(values: Ints) -> Any:
     """Returns whole numbers as JSON, ``null`` for UNKNOWN."""
-    known: Any = pa.array(values, mask=values == UNKNOWN)
-    return pc.fill_null(known.cast(pa.string()), "null")
+    numbers: Any = pa.array(values, mask=values == UNKNOWN)
+    return pc.fill_null(numbers.cast(pa.string()), "null")
 
 
 def decimals(values: Reals) -> Any:

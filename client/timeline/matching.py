@@ -32,21 +32,22 @@ def _and_none(parts: Iterable[Operations]) -> Iterator[Operations | None]:
 
 
 def _compared(before: Operations | None, part: Operations, after: Operations | None, sizes: Ints) -> Operations:
-    near = [one for one in (before, part, after) if one is not None]
+    near = [rows for rows in (before, part, after) if rows is not None]
     comm, seq, call, process = (
-        np.concatenate([getattr(one, name) for one in near]) for name in ("comm", "seq", "call", "process")
+        np.concatenate([getattr(rows, name) for rows in near]) for name in ("comm", "seq", "call", "process")
     )
     first = 0 if before is None else len(before)
     last_call, last = np.full(len(comm), UNKNOWN), np.full(len(comm), UNKNOWN)
-    rows = np.flatnonzero((seq != UNKNOWN) & (sizes[comm] > 1))
-    if len(rows):
-        keys = mixed(comm[rows], seq[rows])
-        # Parts are sorted by call, and follow each other: so are the rows of each key.
-        order = np.argsort(keys, kind="stable")
+    numbered = np.flatnonzero((seq != UNKNOWN) & (sizes[comm] > 1))
+    if len(numbered):
+        keys = mixed(comm[numbered], seq[numbered])
+        # Parts mostly follow each other, so that the rows of each key are sorted by call.
+        in_order = bool((np.diff(call[numbered]) >= 0).all())
+        order = np.argsort(keys, kind="stable") if in_order else np.lexsort((call[numbered], keys))
         starts, counts = runs(keys[order])
-        latest = rows[order[starts + counts - 1]]
+        latest = numbered[order[starts + counts - 1]]
         complete = counts == sizes[comm[latest]]
-        members = rows[order[np.repeat(complete, counts)]]
+        members = numbered[order[np.repeat(complete, counts)]]
         who = np.repeat(latest[complete], counts[complete])
         last_call[members], last[members] = call[who], process[who]
     part.last_call, part.last = last_call[first : first + len(part)], last[first : first + len(part)]

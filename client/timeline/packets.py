@@ -32,11 +32,11 @@ Part = bytes | Hole
 
 def varint(value: int) -> bytes:
     """Returns ``value`` (64 bits, with or without sign) as a varint."""
-    rest, found = value & (1 << 64) - 1, bytearray()
+    rest, digits = value & (1 << 64) - 1, bytearray()
     while rest > 0x7F:
-        found.append(rest & 0x7F | 0x80)
+        digits.append(rest & 0x7F | 0x80)
         rest >>= 7
-    return bytes((*found, rest))
+    return bytes((*digits, rest))
 
 
 def number(field: int, value: int | Hole) -> list[Part]:
@@ -79,14 +79,14 @@ class Template:
 
     def __init__(self, *parts: list[Part]) -> None:
         self._holes: list[tuple[Hole, int]] = []
-        found = bytearray()
+        template = bytearray()
         for piece in (piece for part in parts for piece in part):
             if isinstance(piece, Hole):
-                self._holes.append((piece, len(found)))
-                found += bytes(piece.width)
+                self._holes.append((piece, len(template)))
+                template += bytes(piece.width)
             else:
-                found += piece
-        self._bytes = np.frombuffer(bytes(found), np.uint8)
+                template += piece
+        self._bytes = np.frombuffer(bytes(template), np.uint8)
 
     def filled(self, rows: int, columns: Filling) -> Bytes:
         """Returns ``rows`` copies as (rows, length) bytes."""

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from probing.client.timeline.coding import UNKNOWN, Coder, Ints, encoded
+from probing.client.timeline.coding import UNKNOWN, Coder, Ints, blocks, encoded
 from probing.client.timeline.drawing import FLYING, POINT, drawn
 from probing.client.timeline.facts import about
 from probing.client.timeline.lanes import Lanes
@@ -27,7 +27,6 @@ __all__ = ("write_perfetto",)
 
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _MOST_LANES = 32
-_ROWS_AT_ONCE = 32_768
 _LAST_NS = 2**62
 _COMMS = 1 << 16
 # Places among the tracks of a node: processes without a rank first, counters last.
@@ -47,6 +46,7 @@ def write_perfetto(timeline: Timeline, sink: IO[bytes]) -> None:
         writer.counters(counters)
     writer.findings()
     writer.losses()
+    writer.processes()
     writer.trace.attributes(about(timeline))
 
 
@@ -65,16 +65,16 @@ class _Writer:
         rows = rows.taken(np.flatnonzero(lanes == 0))
         columns: Filling = {
             "track": _numbered(rows.process, self._steps_of),
-            "name": _numbered(rows.step, lambda one: self._name("step" if one == UNKNOWN else f"step {one}")),
+            "name": _numbered(rows.step, lambda step: self._name("step" if step == UNKNOWN else f"step {step}")),
             "begin": rows.begin,
             "end": rows.end,
             "comm_ns": rows.comm_ns,
             "wait_ns": rows.wait_ns,
         }
         pattern = (rows.comm_ns != UNKNOWN) * 2 + (rows.wait_ns != UNKNOWN)
-        for one in np.unique(pattern).tolist():
-            template = self._template(("step", one), partial(self._step, one >= 2, one % 2 == 1))
-            self._write(template, columns, np.flatnonzero(pattern == one))
+        for shape in np.unique(pattern).tolist():
+            template = self._template(("step", shape), partial(self._step, shape >= 2, shape % 2 == 1))
+            self._write(template, columns, np.flatnonzero(pattern == shape))
 
     def operations(self, rows: Operations) -> None:
         look = drawn(rows, *self._timeline.errors())
@@ -102,17 +102,17 @@ class _Writer:
         failed = rows.error != self._names.errors.code("")
         present = [*(columns[name] != UNKNOWN for name in ("waited", "doubt", "seq", "bytes", "step")), failed]
         pattern = sum((flag.astype(np.int64) << place for place, flag in enumerate(present)), kind << len(present))
-        for one in np.unique(pattern).tolist():
-            flags = [bool(one >> place & 1) for place in range(len(present))]
-            template = self._operation(int(one) >> len(present), *flags)
-            self._write(template, columns, np.flatnonzero(pattern == one))
+        for shape in np.unique(pattern).tolist():
+            flags = [bool(shape >> place & 1) for place in range(len(present))]
+            template = self._operation(int(shape) >> len(present), *flags)
+            self._write(template, columns, np.flatnonzero(pattern == shape))
 
     def samples(self, rows: Samples) -> None:
         stacks = self._timeline.stacks(np.unique(rows.stack).tolist())
-        numbers = {one: self.trace.stack([self.trace.frame(*frame) for frame in stacks[one]]) for one in stacks}
+        numbers = {key: self.trace.stack([self.trace.frame(*f) for f in frames]) for key, frames in stacks.items()}
         columns: Filling = {
             "track": _numbered(rows.thread, self._thread),
-            "name": _numbered(rows.stack, lambda one: self._name(stacks[one][-1].func)),
+            "name": _numbered(rows.stack, lambda stack: self._name(stacks[stack][-1].func)),
             "stack": _numbered(rows.stack, numbers.__getitem__),
             "at": rows.time,
             "weight": rows.duration.astype(np.float64),
@@ -129,14 +129,13 @@ class _Writer:
 
     def findings(self) -> None:
         """Writes each finding as a slice, and as a point on the tracks of the ranks that it blames."""
-        for place, found in enumerate(self._timeline.findings):
+        for place, finding in enumerate(self._timeline.findings):
             track = self.trace.track(("finding", place), "findings", order=-1)
-            until = self._timeline.end if found.end is None else found.end
-            texts = {"verdict": found.verdict, "severity": found.severity, "sentence": found.sentence}
-            self._span("finding", track, found.sentence, found.begin, until, texts)
-            for rank in found.ranks:
-                for process in self._names.of_rank(found.run, rank):
-                    self._span("finding", self._process(process), found.verdict, found.begin, None, texts)
+            until = self._timeline.end if finding.end is None else finding.end
+            texts = {"verdict": finding.verdict, "severity": finding.severity, "sentence": finding.sentence}
+            self._span("finding", track, finding.sentence, finding.begin, until, texts)
+            for process in self._names.of_ranks(finding.run, finding.ranks):
+                self._span("finding", self._process(process), finding.verdict, finding.begin, None, texts)
 
     def losses(self) -> None:
         """Writes each gap as a slice of its node, or of its process."""
@@ -146,6 +145,11 @@ class _Writer:
             missing = "not known" if loss.missing is None else str(loss.missing)
             texts = {"table": loss.table, "reason": loss.reason, "rows": missing}
             self._span("loss", track, loss.reason, loss.begin, loss.end, texts)
+
+    def processes(self) -> None:
+        """Writes the tracks of all processes, also of those without a row."""
+        for index in range(len(self._names.processes)):
+            self._process(index)
 
     # Templates: the packets of a row.
 
@@ -196,8 +200,7 @@ class _Writer:
         return message(4, number(1, self.trace.interned(ANNOTATIONS, name)), number(17, Hole(name, 4)))
 
     def _write(self, template: Template, columns: Filling, rows: Ints) -> None:
-        for first in range(0, len(rows), _ROWS_AT_ONCE):
-            chosen = rows[first : first + _ROWS_AT_ONCE]
+        for chosen in blocks(rows):
             block = {name: values[chosen] for name, values in columns.items()}
             for name in _TIMES & block.keys():
                 block[name] = np.clip(block[name], 0, _LAST_NS)
@@ -244,9 +247,8 @@ class _Writer:
         return self.trace.track(("thread", index), name, self._process(thread.process), order=order)
 
     def _counter(self, index: int) -> int:
-        one = self._names.counters.values[index]
-        key, parent = ("counter", index), self._node(one.node)
-        return self.trace.track(key, f"{one.device} {one.name}", parent, order=_BELOW_RANKS, unit=one.unit)
+        node, device, name, unit = self._names.counters.values[index]
+        return self.trace.track(("counter", index), f"{device} {name}", self._node(node), order=_BELOW_RANKS, unit=unit)
 
     def _waits_for(self, process: int) -> int:
         return 0 if process < 0 else self._name(f"waits for {self._names.label(process)}")
@@ -273,4 +275,4 @@ def _flow(comm: Ints, seq: Ints) -> Ints:
 def _numbered(values: Ints, number_of: Callable[[int], int]) -> Ints:
     """Returns ``number_of`` each value; it is called once for each distinct one."""
     distinct, where = encoded(pa.array(values))
-    return np.array([number_of(one) for one in distinct], np.int64)[where]
+    return np.array([number_of(value) for value in distinct], np.int64)[where]

@@ -41,12 +41,16 @@ T = TypeVar("T", bound=Columns)
 ROWS_A_SLICE = 200_000
 _MOST_STEPS = 1_000_000
 _MOST_LOSSES = 10_000
+_MOST_FINDINGS = 1_000
+_MOST_RANKS = 100_000
 _MOST_STACKS = 50_000
+_ANY_ERROR_NS = 2**60
 _UNSIGNED = 2**64 - 1
 _NO_STACK = Frame("(the stack is not stored)")
+_LEFT_OUT = Frame(f"(one of more than {_MOST_STACKS:,} stacks)")
 # A finding of the range may have been stored long before.
 _LOOK_BACK_NS = 7 * 86_400 * 10**9
-_FINDING = ("verdict", "severity", "state", "confidence", "sentence", "ranks", "since", "opened", "closed")
+_FINDING = ("verdict", "severity", "state", "confidence", "sentence", "ranks", "since", "opened", "closed", "found_by")
 _LOSSES = """
 SELECT node, table_name, left(reason, 256) AS why, pid, ts_from, ts_to, "count" AS missing FROM probing.losses
 WHERE ts >= make_timestamp_ns({begin}) AND ts_from < make_timestamp_ns({end}) ORDER BY ts LIMIT {most}
@@ -68,7 +72,10 @@ def timeline(cluster: Cluster, job: str, since: str = "5m", until: str | None = 
     if end <= begin:
         hint = "both may be lengths before now, or instants"
         raise UsageError(f"--until {until or 'now'} is not after --since {since}", hint=hint)
-    return Timeline(cluster, job_named(cluster, job), begin, end, present=until is None)
+    name = job_named(cluster, job)
+    # Now that connections are there, an answer takes less time, and bounds the clock of its node more closely.
+    cluster.query_each("SELECT 1 AS one")
+    return Timeline(cluster, name, begin, end, present=until is None)
 
 
 class Timeline:
@@ -113,17 +120,21 @@ class Timeline:
             f"{of_job} AND ts >= make_timestamp_ns({max(0, early - _LOOK_BACK_NS)})", _FINDING
         )
         statements["losses"] = _LOSSES.format(begin=early, end=self.end + widest, most=_MOST_LOSSES)
-        if present:
-            columns = ", ".join(f"{sql} AS {name}" for name, sql in sections.IN_FLIGHT.columns.items())
-            statements["inflight"] = f"SELECT {columns} FROM comm.inflight WHERE {of_job}"
+        now = {"ranks": sections.RANKS, "inflight": sections.IN_FLIGHT} if present else {}
+        statements |= {name: section.select(of_job) for name, section in now.items()}
         answers = self._cluster.query_all(statements)
-        self.clocks = _clocks(self._cluster)
         self._note("", (), self.begin, self.end)
+        if present:
+            # Also ranks without a row, such as one that joins no operation.
+            for batch in answers["ranks"].combine_chunks().to_batches():
+                self.names.processes_in(batch)
         inflight = [self.names.operations(b) for b in answers["inflight"].to_batches()] if present else []
-        named = (*tables, "inflight") if present else tables
-        nodes = {str(node) for table in named for node in answers[table].column("node").to_pylist()}
+        nodes = {str(node) for table in (*tables, *now) for node in answers[table].column("node").to_pylist()}
         self._selection = chosen._replace(nodes=frozenset(nodes))
-        self.findings += [found for row in rows_of(answers["findings"]) if (found := self._finding(row)) is not None]
+        held = [finding for row in rows_of(answers["findings"]) if (finding := self._finding(row)) is not None]
+        self.findings += sorted(held, key=lambda finding: finding.begin)[-_MOST_FINDINGS:]
+        if len(held) > _MOST_FINDINGS:
+            self.notes.append(f"only the last {_MOST_FINDINGS:,} findings are shown")
         self._losses_of(rows_of(answers["losses"]))
         return Operations.joined(inflight)
 
@@ -181,33 +192,36 @@ class Timeline:
 
     def stacks(self, ids: Sequence[int]) -> dict[int, tuple[Frame, ...]]:
         """Returns the frames of each stack, outermost first, at least one."""
-        missing = [one for one in ids if one not in self._stacks]
-        if len(self._stacks) + len(missing) > _MOST_STACKS:
-            self._stacks.clear()
-        found = read_stacks(self._cluster, (one & _UNSIGNED for one in missing))
-        for one in missing:
-            frames = found.get(one & _UNSIGNED, (_NO_STACK,))
-            self._stacks[one] = tuple(Frame(shown(f.func) or "?", shown(f.file), f.lineno) for f in frames)
-        return {one: self._stacks[one] for one in ids}
+        missing = [stack for stack in ids if stack not in self._stacks][: _MOST_STACKS - len(self._stacks)]
+        stored = read_stacks(self._cluster, (stack & _UNSIGNED for stack in missing))
+        for stack in missing:
+            frames = stored.get(stack & _UNSIGNED, (_NO_STACK,))
+            self._stacks[stack] = tuple(Frame(shown(f.func) or "?", shown(f.file), f.lineno) for f in frames)
+        return {stack: self._stacks.get(stack, (_LEFT_OUT,)) for stack in ids}
 
     def unread(self) -> int:
         """Returns about how many rows are counted and not yet read."""
         return max(0, self.expected - self.rows)
 
     def errors(self) -> tuple[Ints, Ints]:
-        """Returns of each process how wrong the clock of its node may be, ns, and the number of its node."""
+        """Returns of each process how wrong the clock of its node may be, ns, and the number of its node.
+
+        A clock that was not compared may be wrong by any time.
+        """
         processes = self.names.processes.values
-        known = {shown(clock.node): clock.error_ns or 0 for clock in self.clocks}
-        numbers = {node: number for number, node in enumerate(dict.fromkeys(one.node for one in processes))}
-        errors = np.array([known.get(one.node, 0) for one in processes], np.int64)
-        return errors, np.array([numbers[one.node] for one in processes], np.int64)
+        bounds = {shown(clock.node): clock.error_ns for clock in self.clocks if clock.error_ns is not None}
+        numbers = {node: number for number, node in enumerate(dict.fromkeys(process.node for process in processes))}
+        errors = np.array([bounds.get(process.node, _ANY_ERROR_NS) for process in processes], np.int64)
+        return errors, np.array([numbers[process.node] for process in processes], np.int64)
 
     def losses_of_job(self) -> Iterator[tuple[Loss, int | None]]:
         """Yields the losses of the job's nodes and processes, each with the process that it is about."""
+        processes = {(who.node, who.pid): index for index, who in enumerate(self.names.processes.values)}
         for loss in (*self.losses, *self._gaps.values()):
-            known = [] if loss.pid is None else self.names.of_pid(loss.node, loss.pid)
-            if loss.pid is None or known:
-                yield loss, known[0] if known else None
+            if loss.pid is None:
+                yield loss, None
+            elif (process := processes.get((loss.node, loss.pid))) is not None:
+                yield loss, process
 
     def clock_text(self, node: str) -> str:
         """Returns what is known of the clock of ``node``, in words."""
@@ -217,7 +231,7 @@ class Timeline:
         return "its clock was not compared with ours"
 
     def _parts(self, section: Section, decode: Callable[[pa.RecordBatch], T]) -> Iterator[T]:
-        pieces = list(slices(self._cluster, self._selection, section, ROWS_A_SLICE))
+        pieces = slices(self._cluster, self._selection, section, ROWS_A_SLICE)
         self.expected += sum(piece.rows for piece in pieces)
         self._note(section.table, (), self.begin, self.end)
         for low, high, _ in pieces:
@@ -235,7 +249,7 @@ class Timeline:
         self.notes += [note for note in map(shown, warnings) if note not in self.notes]
         failures = [failed for outcome in self._cluster.outcomes[self._asked :] for failed in outcome.failed]
         self._asked = len(self._cluster.outcomes)
-        names = {one.address: one.node for outcome in self._cluster.outcomes for one in outcome.answered}
+        names = {a.address: a.node for outcome in self._cluster.outcomes for a in outcome.answered}
         for failed in failures:
             node = failed.node or names.get(failed.address, failed.address)
             gap = Loss(shown(node), None, low, high, table, shown(failed.reason), None)
@@ -248,8 +262,8 @@ class Timeline:
 
     def _finding(self, row: Row) -> Finding | None:
         """Returns a finding that held in the range."""
-        begin = ns_of(row["since"]) or ns_of(row["opened"])
-        end = ns_of(row["closed"]) if row["state"] == "closed" else None
+        ahead = self._selection.ahead.get(row["found_by"], 0)
+        begin, end = (None if at is None else at - ahead for at in _span_of(row))
         if begin is None or begin >= self.end or (end is not None and end < self.begin):
             return None
         return Finding(
@@ -259,11 +273,13 @@ class Timeline:
             shown(row["verdict"], 64),
             shown(row["severity"], 16),
             shown(row["sentence"], 1000),
-            tuple(ranks_in(row["ranks"])),
+            tuple(ranks_in(row["ranks"])[:_MOST_RANKS]),
             float(row["confidence"] or 0.0),
         )
 
     def _losses_of(self, rows: Sequence[Row]) -> None:
+        if len(rows) == _MOST_LOSSES:
+            self.notes.append(f"only the first {_MOST_LOSSES:,} gaps are shown")
         for row in rows:
             begin, end = ns_of(row["ts_from"]), ns_of(row["ts_to"])
             if begin is None or end is None or row["node"] not in self._selection.nodes:
@@ -273,6 +289,11 @@ class Timeline:
             if begin <= end:
                 node, table, why = shown(row["node"]), shown(row["table_name"], 64), shown(row["why"])
                 self.losses.append(Loss(node, row["pid"], begin, end, table, why, row["missing"]))
+
+
+def _span_of(row: Row) -> tuple[int | None, int | None]:
+    """Returns begin and end of a finding, by the clock of the node that found it; None: not known, or it is open."""
+    return ns_of(row["since"]) or ns_of(row["opened"]), ns_of(row["closed"]) if row["state"] == "closed" else None
 
 
 def _clock_text(clock: Clock) -> str:
@@ -294,8 +315,8 @@ def _clocks(cluster: Cluster) -> tuple[Clock, ...]:
     """Returns the clocks of the nodes that have answered."""
     names = dict.fromkeys(answered.node for outcome in cluster.outcomes for answered in outcome.answered)
     now_ns = time.monotonic_ns()
-    found = {name: cluster.clocks.of(name, now_ns) for name in names}
+    offsets = {name: cluster.clocks.of(name, now_ns) for name in names}
     return tuple(
         Clock(name, *((clock.offset_ns, clock.error_ns) if clock is not None else (None, None)))
-        for name, clock in found.items()
+        for name, clock in offsets.items()
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from probing.client.timeline.selection import Section
 
-__all__ = ("GPU", "GPU_FIGURES", "IN_FLIGHT", "NET", "NET_FIGURES", "OPS", "SAMPLES", "STEPS", "WHO")
+__all__ = ("GPU", "GPU_FIGURES", "IN_FLIGHT", "NET", "NET_FIGURES", "OPS", "RANKS", "SAMPLES", "STEPS", "WHO")
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -23,6 +23,7 @@ OPS = Section(
     "comm.ops",
     {**_OPERATION, **_same("t_start", "t_done_lo", "t_done_hi", "timing_source"), "error": "left(error, 256)"},
 )
+RANKS = Section("process.processes", WHO, "rank IS NOT NULL")
 IN_FLIGHT = Section("comm.inflight", _OPERATION)
 STEPS = Section("train.steps", {**WHO, **_same("step", "t_start", "t_end", "comm_ns", "wait_ns")})
 SAMPLES = Section(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from probing.api.errors import UsageError
 from probing.api.text import sql_table, sql_text
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ __all__ = ("CLOSE_NS", "Section", "Selection", "Slice", "slices")
 CLOSE_NS = 1_000_000_000
 _MOST_NODES = 500
 _BUCKETS = 512
-_LEAST_NS = 1_000_000
+# Buckets with too many rows that are counted again, more finely; others are divided as if their rows were even.
+_MOST_COUNTED = 16
+_MOST_SLICES = 20_000
 
 
 class Section(NamedTuple):
@@ -28,6 +31,12 @@ class Section(NamedTuple):
     columns: Mapping[str, str]
     condition: str = ""
     of_nodes: bool = False
+
+    def select(self, where: str) -> str:
+        """Returns the SELECT of the rows that meet ``where``."""
+        columns = ", ".join(f"{sql} AS {name}" for name, sql in self.columns.items())
+        more = f" AND {self.condition}" if self.condition else ""
+        return f"SELECT {columns} FROM {sql_table(self.table)} WHERE {where}{more}"
 
 
 class Slice(NamedTuple):
@@ -61,9 +70,8 @@ class Selection(NamedTuple):
         return " AND ".join(parts)
 
     def select(self, section: Section, low: int, high: int) -> str:
-        """Returns the SELECT of the rows of ``section``."""
-        columns = ", ".join(f"{sql} AS {name}" for name, sql in section.columns.items())
-        return f"SELECT {columns} FROM {sql_table(section.table)} WHERE {self.where(section, low, high)}"
+        """Returns the SELECT of the rows of ``section`` from ``low`` to before ``high``."""
+        return section._replace(condition="").select(self.where(section, low, high))
 
     def time(self, column: str) -> str:
         """Returns ``column`` as ns, by our clock where that of the node is far off."""
@@ -81,33 +89,50 @@ class Selection(NamedTuple):
         return f"node IN ({', '.join(map(sql_text, sorted(self.nodes)))})" if self.nodes else "false"
 
 
-def slices(cluster: Cluster, selection: Selection, section: Section, most: int) -> Iterator[Slice]:
-    """Yields slices of the range in the order of time, each with at most about ``most`` rows of ``section``."""
-    low, rows = selection.begin, 0
-    for begin, end, count in _buckets(cluster, selection, section, selection.begin, selection.end, most):
-        if rows and rows + count > most:
-            yield Slice(low, begin, rows)
-            low, rows = begin, 0
-        rows += count
-        last = end
-    if rows:
-        yield Slice(low, last, rows)
+def slices(cluster: Cluster, selection: Selection, section: Section, most: int) -> list[Slice]:
+    """Returns slices of the range in the order of time, each with at most about ``most`` rows of ``section``.
+
+    Raises UsageError for more rows than a trace can have.
+    """
+    parts: list[Slice] = []
+    for piece in _pieces(cluster, selection, section, most):
+        last = parts[-1] if parts else None
+        if last is not None and last.rows + piece.rows <= most:
+            parts[-1] = Slice(last.low, piece.high, last.rows + piece.rows)
+        else:
+            # From the end of the slice before: also rows that are stored later belong to a slice.
+            parts.append(Slice(selection.begin if last is None else last.high, piece.high, piece.rows))
+        if len(parts) > _MOST_SLICES:
+            what = f"the range has more than {_MOST_SLICES * most:,} rows of {section.table}"
+            raise UsageError(what, hint="narrow it by --since and --until")
+    return parts
 
 
-def _buckets(
-    cluster: Cluster, selection: Selection, section: Section, low: int, high: int, most: int
-) -> Iterator[tuple[int, int, int]]:
+def _pieces(cluster: Cluster, selection: Selection, section: Section, most: int) -> Iterator[Slice]:
+    buckets = _buckets(cluster, selection, section, selection.begin, selection.end)
+    full = [bucket for bucket in buckets if bucket.rows > most][:_MOST_COUNTED]
+    again = {bucket: _buckets(cluster, selection, section, bucket.low, bucket.high) for bucket in full}
+    for bucket in buckets:
+        for low, high, rows in again.get(bucket, [bucket]):
+            parts = max(1, min(-(-rows // most), high - low))
+            width = -(-(high - low) // parts)
+            for begin in range(low, high, width):
+                yield Slice(begin, min(high, begin + width), -(-rows // parts))
+
+
+def _buckets(cluster: Cluster, selection: Selection, section: Section, low: int, high: int) -> list[Slice]:
+    """Returns the parts of the time from ``low`` to before ``high`` that have rows."""
     width = max(1, -(-(high - low) // _BUCKETS))
     bucket = f"({selection.time('ts')} - {low}) // {width}"
     table, where = sql_table(section.table), selection.where(section, low, high)
     answer = cluster.query(f"SELECT {bucket} AS bucket, count(*) AS rows FROM {table} WHERE {where} GROUP BY {bucket}")
-    for row in sorted(answer.to_pylist(), key=lambda row: int(row["bucket"])):
-        begin = low + int(row["bucket"]) * width
-        end = min(high, begin + width)
-        if row["rows"] > most and width > _LEAST_NS:
-            yield from _buckets(cluster, selection, section, begin, end, most)
-        else:
-            yield begin, end, int(row["rows"])
+    counts = {row["bucket"]: row["rows"] for row in answer.to_pylist()}
+    # Nodes are not trusted.
+    return [
+        Slice(low + place * width, min(high, low + (place + 1) * width), int(counts[place] or 0))
+        for place in range(_BUCKETS)
+        if place in counts and low + place * width < high
+    ]
 
 
 def _instant(ns: int) -> str:

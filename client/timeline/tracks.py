@@ -43,11 +43,11 @@ class Trace:
 
     def attributes(self, values: Iterable[tuple[str, str | int]]) -> None:
         """Writes facts about the whole trace, which Perfetto shows as its metadata."""
-        found = [
+        attributes = [
             message(1, text(1, key), number(2, value) if isinstance(value, int) else text(3, value))
             for key, value in values
         ]
-        self._write(in_trace(message(126, *found)))
+        self._write(in_trace(message(126, *attributes)))
 
     def track(
         self,
@@ -63,8 +63,8 @@ class Trace:
 
         Tracks of one name below one parent are shown as one.
         """
-        if (known := self._tracks.get(key)) is not None:
-            return known
+        if (uuid := self._tracks.get(key)) is not None:
+            return uuid
         uuid = self._tracks[key] = len(self._tracks) + 1
         parts = [number(1, uuid), text(2, name), number(11, _EXPLICIT), number(12, order)]
         parts += [number(5, parent)] if parent else []
@@ -79,8 +79,8 @@ class Trace:
 
     def frame(self, function: str, path: str, line: int | None) -> int:
         """Returns the number of a frame."""
-        if (known := self._texts.get(FRAMES, {}).get((function, path, line))) is not None:
-            return known
+        if (iid := self._texts.get(FRAMES, {}).get((function, path, line))) is not None:
+            return iid
         parts = [number(2, self.interned(FUNCTIONS, function))]
         parts += [number(5, self.interned(PATHS, path))] if path else []
         parts += [number(6, line)] if line is not None and line >= 0 else []
@@ -92,8 +92,8 @@ class Trace:
 
     def _entry(self, kind: int, key: Hashable, parts: list[list[Part]]) -> int:
         table = self._texts.setdefault(kind, {})
-        if (known := table.get(key)) is not None:
-            return known
+        if (iid := table.get(key)) is not None:
+            return iid
         iid = table[key] = len(table) + 1
         self._write(in_trace(message(12, message(kind, number(1, iid), *parts))))
         return iid

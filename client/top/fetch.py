@@ -96,8 +96,11 @@ class _Question(NamedTuple):
     every: int = 1
 
 
-def questions(where: str) -> dict[str, _Question]:
-    """Returns the questions by name; ``where`` is an SQL condition on the job. ``{since}`` is left in them."""
+def questions(where: str, findings_every: int = _SELDOM) -> dict[str, _Question]:
+    """Returns the questions by name; ``where`` is an SQL condition on the job. ``{since}`` is left in them.
+
+    ``findings_every``: findings are asked for in every n-th refresh.
+    """
     findings = newest_sql(f"ts > now() - INTERVAL 7 DAY AND {where}", OPEN_COLUMNS, ROW_AGE)
     given = {"where": where, "since": "{since}"}
     return {
@@ -105,7 +108,7 @@ def questions(where: str) -> dict[str, _Question]:
         "progress": _Question(_PROGRESS.format(**given)),
         "inflight": _Question(_INFLIGHT.format(**given)),
         "steps": _Question(_STEPS.format(**given)),
-        "findings": _Question(findings, every=_SELDOM),
+        "findings": _Question(findings, every=findings_every),
         "ended": _Question(ended_sql(where, Interval(Bound(_ENDED_S))), every=_SELDOM),
         "tables": _Question(_TABLES, every=_RARELY),
         "memory": _Question(_MEMORY.format(**given), every=_SELDOM),
@@ -145,10 +148,13 @@ class Fetcher:
         interval: float,
         deliver: Callable[[Fetched], None],
         failed: Callable[[ProbingError], None],
+        *,
+        findings_every: int = _SELDOM,
     ) -> None:
-        """``where`` is an SQL condition on the job; the time-out is that of ``cluster``."""
+        """``where`` is an SQL condition on the job; the time-out is that of ``cluster``. ``findings_every``: as for
+        ``questions``."""
         self._cluster = cluster
-        self._questions = questions(where)
+        self._questions = questions(where, findings_every)
         self._deliver = deliver
         self._turns: dict[str, int] = {}
         self._tables: dict[str, frozenset[str]] = {}

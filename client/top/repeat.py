@@ -43,6 +43,10 @@ class Repeater:
             self._paused = paused
             self._changed.notify_all()
 
+    def every(self, interval: float) -> None:
+        """Sets the seconds from one beginning of the work to the next."""
+        self._interval = interval
+
     def hurry(self) -> None:
         """Does the work now, or again at once if it is in progress."""
         with self._changed:

@@ -6,6 +6,7 @@ docs/web.md lists them. Whoever has no session gets the files and ``/api/session
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,14 @@ from starlette.staticfiles import StaticFiles
 
 from probing.api.errors import InternalError, NotFound, Overloaded, ProbingError, Unauthenticated, UsageError
 from probing.client.diagnosis.html import POLICY
+from probing.client.session import warn
 from probing.client.version import program
 from probing.client.web import downloads
 from probing.client.web.answers import encoded, error_body, status_of
 from probing.client.web.downloads import FileAnswer, Files
 from probing.client.web.guard import App, Guard, Rate
 from probing.client.web.jobs import finding_file
-from probing.client.web.panels import Panel, Panels, Question, answer
+from probing.client.web.panels import Panel, Panels, Question, answer, ask
 from probing.client.web.parameters import Parameters
 from probing.client.web.streams import EventStream, Placed
 from probing.client.web.visitors import Sessions, Visitor
@@ -45,6 +47,8 @@ _NOT_BUILT = (
     "<!doctype html><title>probingd</title><p>The page is not part of this installation: <code>make web</code>."
 )
 _REFUSED_S = 1.0
+# As esbuild names files: page-NVQCTN5P.css.
+_HASHED = re.compile(r"-[0-9A-Z]{8}\.\w+$")
 # Files that are written at once, for all visitors: a timeline takes some hundred MB.
 _MOST_FILES = 4
 
@@ -133,7 +137,7 @@ class _Pages:
             said = {
                 "target": site.target,
                 "all_nodes": site.all_nodes,
-                "user": site.user,
+                "user": site.user or None,
                 "version": program(),
                 "can": None,
             }
@@ -141,9 +145,9 @@ class _Pages:
         return JSONResponse({**said, "languages": ["en", "zh"], "login_needed": login is not None, "login": login})
 
     async def _login(self, request: Request) -> Response:
-        body = await _object(request)
+        token = Parameters.of_json(await _object(request)).text("token")
         answered = JSONResponse({})
-        self._set(answered, await self._begun(request, _text(body, "token")))
+        self._set(answered, await self._begun(request, token))
         return answered
 
     async def _begun(self, request: Request, secret: str) -> str:
@@ -167,14 +171,15 @@ class _Pages:
         job = None
         if request.url.path.endswith("/job"):
             job = Parameters(request.query_params).text("job")
-        return Placed(visitor, EventStream(visitor.live, job))
+        cookie = request.cookies[self._site.cookie]
+        return Placed(visitor, EventStream(visitor.live, job, lambda: self._sessions.use(cookie)))
 
     async def _panel(self, panel: Panel, request: Request) -> Response:
         return await self._answered(self._visitor(request), panel, Parameters(request.query_params))
 
     async def _finding(self, request: Request) -> Response:
         visitor, parameters = self._visitor(request), Parameters(request.query_params)
-        page = await visitor.work(lambda: finding_file(Question(visitor.asking(), parameters)))
+        page = await visitor.work(lambda: ask(Question(visitor.asking(), parameters), finding_file))
         policy = {"content-security-policy": f"{POLICY}; frame-ancestors 'none'"}
         return HTMLResponse(page, headers={**policy, "content-disposition": 'inline; filename="finding.html"'})
 
@@ -200,11 +205,12 @@ class _Pages:
 
 
 class _Files(StaticFiles):
-    """Files whose names change with their content."""
+    """Files that a browser keeps where their name changes with their content."""
 
-    def file_response(self, *arguments: Any, **named: Any) -> Response:
-        answered = super().file_response(*arguments, **named)
-        answered.headers["cache-control"] = "public, max-age=31536000, immutable"
+    def file_response(self, full_path: Any, *arguments: Any, **named: Any) -> Response:
+        answered = super().file_response(full_path, *arguments, **named)
+        kept = _HASHED.search(str(full_path)) is not None
+        answered.headers["cache-control"] = "public, max-age=31536000, immutable" if kept else "no-cache"
         return answered
 
 
@@ -219,13 +225,6 @@ async def _object(request: Request) -> dict[str, Any]:
     return body
 
 
-def _text(body: dict[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str):
-        raise UsageError(f"the body has no text {name}")
-    return value
-
-
 async def _refused(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ProbingError)
     return Response(encoded(error_body(error)), status_of(error), media_type=_JSON)
@@ -234,9 +233,12 @@ async def _refused(_request: Request, error: Exception) -> Response:
 async def _no_such_page(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = NotFound if error.status_code == 404 else UsageError
-    said = kind("there is no such address here" if error.status_code == 404 else error.detail)
+    message = "there is no such address here" if error.status_code == 404 else error.detail
+    said = kind(message, hint="docs/web.md lists the addresses")
     return Response(encoded(error_body(said)), error.status_code, media_type=_JSON)
 
 
-async def _broken(_request: Request, error: Exception) -> Response:
-    return Response(encoded(error_body(InternalError(f"{type(error).__name__}: {error}"))), 500, media_type=_JSON)
+async def _broken(request: Request, error: Exception) -> Response:
+    said = InternalError(f"{type(error).__name__}: {error}")
+    warn(f"{request.url.path}: {said.message}")
+    return Response(encoded(error_body(said)), 500, media_type=_JSON)

@@ -100,7 +100,7 @@ class Guard:
             hint = "start `probingctl web` yourself: the page shows what its caller may see"
             raise _Refused(403, PrivilegeError("this page is another user's", hint=hint))
         if scope["method"] not in ("GET", "HEAD", "POST"):
-            raise _Refused(405, UsageError("the method is not GET, HEAD or POST"))
+            raise _Refused(405, UsageError("the method is not GET, HEAD or POST", hint=_LIST))
         if not self._rate.take(peer.name):
             raise _Refused(429, Overloaded("too many requests a second"))
         # Only browsers say so, and they say it truly: a page of another port of this host is "same-site".
@@ -114,13 +114,16 @@ class Guard:
             raise _Refused(403, PrivilegeError("the header X-Probing is missing", hint="send X-Probing: 1 with a POST"))
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 9 or int(length) > _MOST_BODY:
-            raise _Refused(413, UsageError(f"the body has more than {_MOST_BODY} bytes"))
+            raise _Refused(413, UsageError(f"the body has more than {_MOST_BODY} bytes", hint=_LIST))
         try:
             return await asyncio.wait_for(_body(receive), _BODY_S)
         except asyncio.TimeoutError:
-            raise _Refused(408, UsageError(f"the body did not come within {_BODY_S:g} s")) from None
+            raise _Refused(
+                408, UsageError(f"the body did not come within {_BODY_S:g} s", hint="send it again")
+            ) from None
 
 
+_LIST = "docs/web.md lists the addresses and their bounds"
 _OWN = "open the page of this server itself"
 
 
@@ -139,7 +142,7 @@ async def _body(receive: Receive) -> bytes:
             return bytes(parts)
         parts += message.get("body", b"")
         if len(parts) > _MOST_BODY:
-            raise _Refused(413, UsageError(f"the body has more than {_MOST_BODY} bytes"))
+            raise _Refused(413, UsageError(f"the body has more than {_MOST_BODY} bytes", hint=_LIST))
         if not message.get("more_body", False):
             return bytes(parts)
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ("diagnose", "finding_file", "history", "steps", "waits")
 
 _HISTORY = "7d"
+# A node that does not answer is part of the diagnosis, and not waited for.
+_PATIENCE_S = 10.0
 _LIVE = """
 SELECT node, job, run, rank, world_size, pid FROM process.processes
 WHERE role = 'trainer' AND state <> 'exited' AND {where} ORDER BY rank, node, pid
@@ -52,6 +54,7 @@ def _diagnoses(question: Question) -> list[Diagnosis]:
     from probing.client.diagnosis.asking import diagnosed, gathered, with_stored_findings
 
     cluster = question.cluster
+    cluster.timeout = min(cluster.timeout, _PATIENCE_S)
     return with_stored_findings(cluster, diagnosed(gathered(cluster, question.parameters.job_or_all(cluster))))
 
 

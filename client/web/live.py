@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ("Live",)
 
 _EVERY_S = 2.0
+# The rows of a thousand nodes take seconds of this process, in which it answers nothing else.
+_NODES_A_SECOND = 100
+_STACKS_EVERY_S = 5.0
 _WINDOW_S = 10.0
 _PATIENCE_S = 5.0
 _LOOK_EVERY_S = 30.0
@@ -51,7 +53,7 @@ class Live:
         self._threads: _Threads | None = None
         self._ending: asyncio.TimerHandle | None = None
         # Events by the job, or None for all jobs, and the number of the view.
-        self._bodies: OrderedDict[tuple[str | None, int], bytes] = OrderedDict()
+        self._bodies: dict[tuple[str | None, int], bytes] = {}
         self._lock = threading.Lock()
 
     async def events(self, job: str | None) -> AsyncIterator[bytes]:
@@ -60,7 +62,7 @@ class Live:
         A reader that is slow gets the newest view, and none of those before.
         """
         self._begin(job)
-        seen = 0
+        seen = self._number - (self._view.at is not None)
         try:
             while True:
                 changed = self._changed
@@ -89,7 +91,7 @@ class Live:
             self._ending = None
         if self._threads is None:
             # What was seen before may be hours old.
-            self._view, self._error, self._number = View(), "", 0
+            self._view, self._error = View(), ""
             self._threads = _Threads(self._cluster, self._deliver)
         self._threads.read_ranks(self._readers_of_ranks > 0)
 
@@ -113,9 +115,10 @@ class Live:
         with self._lock:
             if key not in self._bodies:
                 name, data = ("jobs", jobs_event(view, error)) if job is None else ("job", job_event(view, error, job))
-                self._bodies[key] = b"event: " + name.encode() + b"\ndata: " + encoded(data) + b"\n\n"
-                while len(self._bodies) > _MOST_KEPT:
-                    self._bodies.popitem(last=False)
+                body = b"event: " + name.encode() + b"\ndata: " + encoded(data) + b"\n\n"
+                # Those of an older view have been read, or are skipped.
+                newest = [(known, own) for known, own in self._bodies.items() if known[1] >= number]
+                self._bodies = {**dict(newest[-_MOST_KEPT:]), key: body}
             return self._bodies[key]
 
 
@@ -131,9 +134,11 @@ class _Threads:
         self._cluster = cluster.afresh()
         self._cluster.timeout = min(cluster.timeout, _PATIENCE_S)
         self._model = Model(_WINDOW_S, SilenceWatch(self._cluster))
-        self._fetcher = Fetcher(self._cluster, "true", _EVERY_S, self._fetched, self._failed)
+        # Who looks at the page waits for findings.
+        self._fetcher = Fetcher(self._cluster, "true", _EVERY_S, self._fetched, self._failed, findings_every=1)
         # Their frames are part of the next view.
         self._functions = Functions(self._fetcher, self._cluster, lambda: None)
+        self._functions.repeater.every(_STACKS_EVERY_S)
         self._functions.repeater.pause(True)
         self._fetcher.repeater.start()
         self._functions.repeater.start()
@@ -152,6 +157,7 @@ class _Threads:
         self._cluster.outcomes.clear()
         self._functions.watch(fetched.nodes)
         self._look_for_nodes()
+        self._fetcher.repeater.every(max(_EVERY_S, len(fetched.nodes) / _NODES_A_SECOND))
         self._view = self._model.update(fetched, self._functions.found)
         self._deliver("")
 

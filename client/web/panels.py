@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import NotFound
 from probing.client.absence import partial
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from probing.client.cluster import Cluster
     from probing.client.web.visitors import Visitor
 
-__all__ = ("Panel", "Panels", "Question", "answer")
+__all__ = ("Panel", "Panels", "Question", "answer", "ask")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,19 @@ Panels = Mapping[str, Panel]
 """Panels by the last part of their address: ``/api/NAME``."""
 
 
-def answer(visitor: Visitor, panel: Panel, parameters: Parameters) -> bytes:
-    """Returns the answer of ``panel`` as JSON, with its contract. Raises as the panel; PartialAnswer in place of
-    NotFound where a node that did not answer may have what was asked for."""
-    question = Question(visitor.asking(), parameters)
+def ask(question: Question, panel: Callable[[Question], T]) -> T:
+    """Returns the data of ``panel``. Raises as the panel; PartialAnswer in place of NotFound where a node that did not
+    answer may have what was asked for."""
     try:
-        data = panel(question)
+        return panel(question)
     except NotFound as e:
         silent = silent_nodes(question.cluster, besides=(NotFound,))
         raise (partial(e.message, silent) if silent else e) from None
+
+
+def answer(visitor: Visitor, panel: Panel, parameters: Parameters) -> bytes:
+    """Returns the answer of ``panel`` as JSON, with its contract. Raises as ``ask``."""
+    question = Question(visitor.asking(), parameters)
+    data = ask(question, panel)
     contract = contract_of(question.cluster, visitor.lost_rows(), question.lacking)
     return encoded({"contract": contract, "data": data})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from probing.client.times import Interval, interval
 __all__ = ("Parameters",)
 
 _MOST_CHARACTERS = 4096
+_LIST = "docs/web.md lists the addresses with their parameters"
+# JSON can have them, UTF-8 cannot.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Parameters:
@@ -24,7 +28,7 @@ class Parameters:
         """Returns the parameters that a POST has: texts, numbers and truth values of one object."""
         plain = {name: str(int(v) if isinstance(v, bool) else v) for name, v in body.items() if not _nested(v)}
         if len(plain) < len(body):
-            raise UsageError("a parameter is neither a text nor a number")
+            raise UsageError("a parameter is neither a text nor a number", hint=_LIST)
         return cls(plain)
 
     def __init__(self, texts: Mapping[str, str]) -> None:
@@ -35,13 +39,15 @@ class Parameters:
         if found is None:
             raise UsageError(f"the parameter {name} is missing", hint=f"add {name}=... to the address")
         if len(found) > most:
-            raise UsageError(f"the parameter {name} has more than {most} characters")
+            raise UsageError(f"the parameter {name} has more than {most} characters", hint=_LIST)
+        if _SURROGATE.search(found):
+            raise UsageError(f"the parameter {name} is no text: it has half a character", hint=_LIST)
         return found
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         text = self.text(name, "1" if default else "0")
         if text not in ("0", "1"):
-            raise UsageError(f"the parameter {name} is neither 0 nor 1")
+            raise UsageError(f"the parameter {name} is neither 0 nor 1", hint=_LIST)
         return text == "1"
 
     def number(self, name: str) -> int | None:

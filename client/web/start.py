@@ -60,7 +60,7 @@ def serve_team(
     Raises UsageError for an address beyond loopback without a certificate, and for a target that asks for no token.
     """
     host, port = _host_and_port(listen)
-    if settings.target.startswith("unix:"):
+    if any(address.startswith("unix:") for address in (settings.target, *settings.nodes)):
         hint = "name the TCP port of the node: probingctl -t 127.0.0.1:7077 web --listen ..."
         raise UsageError("a Unix socket asks for no token: each visitor would have your own rights", hint=hint)
     if settings.token:
@@ -72,15 +72,18 @@ def serve_team(
         hint = "give --cert FILE and --key FILE; packaging/test-ca.sh makes them for a trial"
         raise UsageError(f"tokens would travel in the clear to {listen}", hint=hint)
     sock = _listening(host, port)
-    cookie = f"probing_{port}" if tls is None else "__Host-probing"
+    number = sock.getsockname()[1]
+    cookie = f"probing_{number}" if tls is None else "__Host-probing"
     site = Site(_target(settings), settings.all_nodes, "", tuple(names), cookie, tls is not None)
-    app = application(site, Sessions(TokenDoor(lambda token: _cluster(settings, token))), panels, posted)
-    sys.stdout.write(f"serving {'https' if tls else 'http'}://{_bracketed(host)}:{sock.getsockname()[1]}/\n")
+    app = application(
+        site, Sessions(TokenDoor(lambda token: _cluster(settings, token, tcp_alone=True))), panels, posted
+    )
+    sys.stdout.write(f"serving {'https' if tls else 'http'}://{_bracketed(host)}:{number}/\n")
     sys.stdout.flush()
     WebServer(app, sock, anybody, tls).run()
 
 
-def _cluster(settings: Settings, token: str) -> Cluster:
+def _cluster(settings: Settings, token: str, *, tcp_alone: bool = False) -> Cluster:
     return Cluster(
         settings.target,
         nodes=settings.nodes,
@@ -89,6 +92,7 @@ def _cluster(settings: Settings, token: str) -> Cluster:
         token=token,
         tls=Tls(*settings.tls) if settings.tls is not None else None,
         timeout=settings.timeout,
+        tcp_alone=tcp_alone,
     )
 
 
@@ -107,8 +111,9 @@ def _say(address: str, port: int) -> None:
 
 
 def _has_display() -> bool:
-    """Whether a browser can show itself to the caller; a display that ssh forwards is too slow for one."""
-    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")) and "SSH_CONNECTION" not in os.environ
+    """Whether a browser can show itself to the caller: on no display that ssh forwards, and not with root's rights."""
+    elsewhere = "SSH_CONNECTION" in os.environ or "SUDO_UID" in os.environ
+    return not elsewhere and any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -35,11 +36,12 @@ class Placed:
 
 
 class EventStream:
-    """An answer with the events of ``live``, of all jobs or of ``job``, until its reader is gone."""
+    """An answer with the events of ``live``, of all jobs or of ``job``, until its reader is gone or may not go on."""
 
-    def __init__(self, live: Live, job: str | None) -> None:
+    def __init__(self, live: Live, job: str | None, may_go_on: Callable[[], bool]) -> None:
         self._live = live
         self._job = job
+        self._may_go_on = may_go_on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -58,6 +60,9 @@ class EventStream:
         events = self._live.events(self._job)
         try:
             async for event in events:
+                if not self._may_go_on():
+                    await send({"type": "http.response.body", "body": b""})
+                    return
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:
             await events.aclose()  # type: ignore[attr-defined]

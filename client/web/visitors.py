@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
@@ -34,7 +34,7 @@ _THREADS = 24
 _WAIT_S = 15.0
 _MOST_STREAMS = 16
 _LOST = 'SELECT sum("count") AS lost FROM probing.losses WHERE ts > now() - INTERVAL 10 MINUTE'
-_LOST_EVERY_S = 30.0
+_LOST_EVERY_S, _LOST_S = 30.0, 5.0
 
 
 class Visitor:
@@ -84,7 +84,9 @@ class Visitor:
                 return self._lost
             self._lost_at = time.monotonic()
         try:
-            (row,) = rows_of(self.asking().query(_LOST))
+            cluster = self.asking()
+            cluster.timeout = min(cluster.timeout, _LOST_S)
+            (row,) = rows_of(cluster.query(_LOST))
             self._lost = int(row["lost"] or 0)
         except ProbingError:
             self._lost = None
@@ -95,20 +97,8 @@ class Visitor:
         self._cluster.close()
 
 
-class Door(Protocol):
-    """``login``: what a visitor shows, ``key`` or ``token``."""
-
-    login: str
-
-    async def admit(self, secret: str) -> Visitor:
-        """Returns the visitor who shows ``secret``. Raises Unauthenticated, or the error of the node that was asked."""
-
-    def gone(self, visitor: Visitor) -> None:
-        """Is told that ``visitor`` has no session any more."""
-
-
 class KeyDoor:
-    """Admits whoever shows ``key``, as the one who started the server."""
+    """Admits whoever shows ``key``, as the caller of ``probingctl web``."""
 
     login = "key"
 
@@ -117,12 +107,13 @@ class KeyDoor:
         self._visitor = Visitor(cluster, CapacityLimiter(_THREADS))
 
     async def admit(self, secret: str) -> Visitor:
-        if not hmac.compare_digest(secret.encode(), self._key.encode()):
+        """Returns the caller. Raises Unauthenticated for another key."""
+        if not hmac.compare_digest(secret.encode("utf-8", "replace"), self._key.encode()):
             raise Unauthenticated("the key is wrong", hint="open the address that `probingctl web` printed")
         return self._visitor
 
     def gone(self, visitor: Visitor) -> None:
-        # The caller may come again.
+        """Does nothing: the caller may come again."""
         del visitor
 
 
@@ -144,6 +135,8 @@ class TokenDoor:
         self._checks = asyncio.Semaphore(4)
 
     async def admit(self, secret: str) -> Visitor:
+        """Returns the visitor with the token ``secret``. Raises Unauthenticated where the target does not take it, the
+        error of a target that does not answer, and Overloaded."""
         if not (
             _SHORTEST <= len(secret) <= _LONGEST and secret.isascii() and secret.isprintable() and " " not in secret
         ):
@@ -170,6 +163,7 @@ class TokenDoor:
         return self._visitors[name]
 
     def gone(self, visitor: Visitor) -> None:
+        """Forgets a visitor who has no session any more."""
         self._visitors = {name: one for name, one in self._visitors.items() if one is not visitor}
         visitor.close()
 
@@ -180,7 +174,7 @@ def _check(cluster: Cluster) -> None:
 
 _IDLE_S = 12 * 3600.0
 _MOST_OF_ONE = 32
-_CHANGED = "your session has ended"
+Door = KeyDoor | TokenDoor
 
 
 class Sessions:
@@ -193,15 +187,20 @@ class Sessions:
     def visitor(self, cookie: str | None) -> Visitor:
         """Returns the visitor whose cookie it is. Raises Unauthenticated."""
         self._sweep()
-        known = None if cookie is None else self._known.get(cookie)
-        if known is None or cookie is None:
+        if cookie is None or not self.use(cookie):
             how = "open the address that `probingctl web` printed" if self.door.login == "key" else "log in"
-            raise Unauthenticated(_CHANGED if cookie else "you are not logged in", hint=how)
-        self._known[cookie] = known[0], time.monotonic()
-        return known[0]
+            raise Unauthenticated("your session has ended" if cookie else "you are not logged in", hint=how)
+        return self._known[cookie][0]
+
+    def use(self, cookie: str) -> bool:
+        """Returns whether there is a session of this cookie, and counts it as used now."""
+        known = self._known.get(cookie)
+        if known is not None:
+            self._known[cookie] = known[0], time.monotonic()
+        return known is not None
 
     async def begin(self, secret: str) -> str:
-        """Returns the cookie of a new session. Raises as ``Door.admit``."""
+        """Returns the cookie of a new session. Raises as ``admit`` of the door."""
         visitor = await self.door.admit(secret)
         own = [cookie for cookie, (one, _) in self._known.items() if one is visitor]
         for cookie in sorted(own, key=lambda one: self._known[one][1])[: max(0, len(own) - _MOST_OF_ONE + 1)]:

@@ -101,20 +101,22 @@ class Page:
 
 
 @contextmanager
-def served(cluster: Cluster, door: Door | None = None, **site: Any) -> Iterator[Page]:
-    """Serves ``cluster`` to whoever has KEY, or whom ``door`` admits."""
+def served(
+    cluster: Cluster, door: Door | None = None, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None, **site: Any
+) -> Iterator[Page]:
+    """Serves ``cluster`` to whoever has KEY, or whom ``door`` admits. ``tls``: contexts of the server and a browser."""
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     own = {"target": cluster.target, "all_nodes": True, "user": "alice", "names": ("127.0.0.1", "localhost")}
-    described = Site(**{**own, "cookie": f"probing_{port}", "secure": False, **site})
+    described = Site(**{**own, "cookie": f"probing_{port}", "secure": tls is not None, **site})
     sessions = Sessions(door or KeyDoor(cluster, KEY))
     app = application(described, sessions, panels(), posted_panels())
-    server = WebServer(app, sock, callers_alone, None)
+    server = WebServer(app, sock, callers_alone, tls[0] if tls else None)
     thread = threading.Thread(target=server.run, name="web server")
     thread.start()
     until(lambda: server.serving, what="the server")
     try:
-        yield Page(port)
+        yield Page(port, tls[1] if tls else None)
     finally:
         server.stop()
         thread.join(30)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_fake_node import FakeNode, operation
+from client_fake_node import FakeNode, operation, process
 from perfetto_reader import read
 
 from probing.api.errors import PeerError, QueryError
@@ -64,12 +64,21 @@ def test_chrome_and_hta_have_the_same_operations(pair: tuple[FakeNode, FakeNode]
     assert code == 0
     report = json.loads(out)
     assert sorted(Path(one["file"]).name for one in report["files"]) == [f"rank-{rank}.json" for rank in range(4)]
-    assert (report["operations"], report["nodes"], report["processes"]) == (203, 2, 4)
+    assert (report["operations"], report["nodes"], report["gaps"]) == (203, 2, 0)
     for rank in range(4):
         text = (directory / f"rank-{rank}.json").read_text()
         kernels = [event for event in json.loads(text)["traceEvents"] if event.get("cat") == "seen_from_host"]
         assert len(kernels) == 50
         assert f'"rank": {rank}' in text
+
+
+def test_a_job_that_ended(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
+    for node in pair:
+        node.replace("process.processes", [])
+        node.replace("comm.inflight", [])
+    path = tmp_path / "job.pftrace"
+    assert ctl("timeline", "--all-nodes", "--job", "j1", "--since", "1h", "-o", str(path))[0] == 0
+    assert len(read(path.read_bytes()).of("operation")) == 200
 
 
 def test_a_range_without_rows_leaves_no_file(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
@@ -125,6 +134,7 @@ def test_rows_are_read_in_slices_of_bounded_size(
     pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("probing.client.timeline.reading.ROWS_A_SLICE", 17)
+    pair[0].timed = pair[1].timed = True
     pair[0].insert("comm.ops", [operation("alpha", 0, seq) for seq in range(50, 103)])
     path = tmp_path / "job.pftrace"
     assert ctl("timeline", "--all-nodes", "--job", "j1", "--since", "1h", "-o", str(path))[0] == 0
@@ -136,3 +146,34 @@ def test_rows_are_read_in_slices_of_bounded_size(
     # Rank 2 is late in each, also where its row lies in another slice than those of the others.
     waits = [event for event in trace.of("wait") if event.name.startswith("waits for rank 2")]
     assert len(waits) == 3 * 50
+
+
+def test_nodes_whose_clocks_are_five_seconds_apart_line_up(ctl: Run, tmp_path: Path) -> None:
+    ahead = 5 * SECOND
+    times = ("ts", "t_call", "t_start", "t_done_hi")
+
+    def rows(node: str, ranks: tuple[int, ...], shift: int) -> list[dict[str, Any]]:
+        made = [operation(node, rank, seq) for rank in ranks for seq in range(13)]
+        return [row | {name: row[name] + shift for name in times} for row in made]
+
+    path = tmp_path / "job.pftrace"
+    with (
+        FakeNode(tmp_path, "alpha", {"comm.ops": rows("alpha", (0, 1), 0)}) as alpha,
+        FakeNode(tmp_path, "beta", {"comm.ops": rows("beta", (2, 3), ahead)}) as beta,
+    ):
+        beta.ahead_ns = ahead
+        alpha.timed = beta.timed = True
+        for node in (alpha, beta):
+            node.insert("process.processes", [process(node.name, 0, 1000)])
+        words = ("--nodes", f"{alpha.address},{beta.address}", "timeline", "--job", "j1", "--since", "1h")
+        code, _, err = ctl(*words, "-o", str(path))
+    assert code == 0
+    assert "the clock of beta is 5 s ahead" in err
+    trace = read(path.read_bytes())
+    error = sum(trace.attributes[f"clock_error_ns/{node}"] for node in ("alpha", "beta"))
+    flows = trace.by_flow()
+    assert len(flows) == 13
+    for events in flows.values():
+        assert len(events) == 4
+        assert max(event.begin for event in events) - min(event.begin for event in events) <= error
+    assert trace.of("wait") == []

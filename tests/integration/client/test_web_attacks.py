@@ -6,7 +6,9 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -15,12 +17,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from authority import Authority
 from client_fake_node import FakeNode, process, thread
 from waiting import until
 from web_scene import KEY, Page, served
 
 from probing.client.cluster import Cluster
-from probing.client.web import server
+from probing.client.web import app, live, server
 
 NOBODY = 65534
 HOSTILE = "\"><script>alert(1)</script>\x1b]0;x\x07\u202e'; DROP TABLE x; --"
@@ -70,8 +73,10 @@ def test_the_key_leads_to_a_cookie_that_scripts_and_other_sites_do_not_get(page:
     assert page.ask("/api/ps").status == 401
 
 
-def test_a_wrong_key_is_refused_and_guesses_are_few(page: Page) -> None:
+def test_a_wrong_key_is_refused_and_guesses_are_few(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_REFUSED_S", 0.01)
     page.cookie = ""
+    assert page.log_in("\ud800").status == 400
     codes = [page.enter(f"guess-{n}").status for n in range(7)]
     # One attempt of five was the fixture's.
     assert codes == [401] * 4 + [429] * 3
@@ -212,6 +217,24 @@ def test_one_peer_holds_a_bounded_number_of_connections(page: Page) -> None:
     until(lambda: answers(page))
 
 
+def test_handshakes_that_do_not_come_take_the_places_of_their_peer_for_a_short_time(
+    pair: tuple[FakeNode, FakeNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_HANDSHAKE_S", 0.5)
+    authority = Authority(tmp_path)
+    near = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    near.load_cert_chain(*authority.host("page"))
+    far = ssl.create_default_context(cafile=authority.file)
+    with Cluster(pair[0].address) as cluster, served(cluster, tls=(near, far)) as page:
+        silent = [socket.create_connection(("127.0.0.1", page.port), timeout=30) for _ in range(server._MOST_OF_ONE)]
+        assert [sock.recv(1) for sock in silent] == [b""] * len(silent)
+        until(lambda: answers(page))
+        large = page.ask("/static/licences.txt", headers={"Accept-Encoding": "gzip"})
+        assert large.headers["content-encoding"] == "gzip"
+        for sock in silent:
+            sock.close()
+
+
 def answers(page: Page) -> bool:
     try:
         return page.ask("/api/session").status == 200
@@ -234,6 +257,16 @@ def stream_opens(page: Page) -> bool:
             return bool(next(events))
     except AssertionError:
         return False
+
+
+def test_a_live_view_ends_with_its_session(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_EVERY_S", 0.1)
+    with page.events("/api/live/jobs") as events:
+        next(events)
+        page.ask("/api/logout", {})
+        # It ends: a stream that goes on would be read for ever.
+        for _ in events:
+            pass
 
 
 def test_a_reader_that_does_not_read_is_dropped(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,3 +307,13 @@ def test_another_user_gets_nothing_even_with_the_cookie_or_the_key(page: Page) -
         done = subprocess.run(argv, capture_output=True, text=True, cwd="/", check=True, timeout=60)
         assert done.stdout == "403\n", path
     assert page.ask("/api/ps").status == 200
+
+
+def test_a_browser_keeps_files_whose_name_has_their_hash(page: Page) -> None:
+    named = re.findall(rb'(?:src|href)="(/static/[^"]+)"', page.ask("/jobs").body)
+    assert named
+    for name in named:
+        answer = page.ask(name.decode())
+        assert answer.status == 200, name
+        assert answer.headers["cache-control"].endswith("immutable")
+    assert page.ask("/static/index.html").headers["cache-control"] == "no-cache"

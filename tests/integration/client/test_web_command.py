@@ -24,6 +24,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 
 Run = Callable[..., tuple[int, str, str]]
 _PROGRAM = "from probing.client.main import main; main()"
+_PLACE = ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION", "SUDO_UID")
 ALICE, BOB = "alice-" + "a" * 20, "bob-" + "b" * 20
 
 
@@ -50,9 +51,7 @@ def node(tmp_path: Path) -> Iterator[TokenNode]:
 @contextmanager
 def started(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """Runs the command; yields the process and the lines that it printed until it served."""
-    own = {
-        name: text for name, text in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION")
-    }
+    own = {name: text for name, text in os.environ.items() if name not in _PLACE}
     with subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, *arguments],
         stdout=subprocess.PIPE,
@@ -169,6 +168,23 @@ def test_a_team_logs_in_and_each_asks_with_the_token_shown(node: TokenNode, tmp_
         # A token that is taken back: the node refuses, and the page says so.
         node.refused = Unauthenticated("the token is wrong")
         assert bob.ask("/api/status").status in (401, 502)
+
+
+def test_a_node_that_names_a_unix_socket_is_not_asked_there(node: TokenNode, tmp_path: Path) -> None:
+    with FakeNode(tmp_path, "beta", {"process.processes": [process("beta", 1, 1001)]}) as other:
+        # A node that was taken over may name any path: the page must not ask there with rights of its own.
+        node.peers = [
+            pb.Peer(node="alpha", address=f"127.0.0.1:{node.port}", state="healthy"),
+            pb.Peer(node="beta", address=other.address, state="healthy"),
+        ]
+        with started("-t", f"127.0.0.1:{node.port}", "web", "--all-nodes", "--listen", "127.0.0.1:0") as (_, lines):
+            page = Page(int(re.findall(r":(\d+)/", lines[0])[0]))
+            assert page.log_in(ALICE).status == 200
+            answer = page.ask("/api/ps").json
+        assert [row["node"] for row in answer["data"]] == ["alpha"]
+        (failure,) = answer["contract"]["failures"]
+        assert failure == {"node": "beta", "error": "it is known by a Unix socket alone"}
+        assert other.asked == []
 
 
 def test_the_page_takes_no_older_tls(node: TokenNode, tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 from client_fake_node import FakeNode
+from waiting import until
 from web_scene import Page, served
 
 from probing.client.cluster import Cluster
+from probing.client.web import live
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -115,3 +118,19 @@ def test_an_error_has_a_hint_and_the_name_of_its_class(page: Page) -> None:
     assert answer.json["hint"]
     assert page.ask("/api/query", {"sql": "SELEC"}).status == 400
     assert page.ask("/api/nothing").json["code"] == "NotFound"
+
+
+def test_who_comes_back_sees_what_is_so_now(
+    page: Page, pair: tuple[FakeNode, FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_LINGER_S", 0.0)
+    with page.events("/api/live/jobs") as events:
+        assert next(events)[1]["jobs"][0]["ranks"] == 4
+    until(lambda: not fetching(), what="the end of the threads")
+    pair[1].replace("process.processes", [])
+    with page.events("/api/live/jobs") as events:
+        assert next(events)[1]["jobs"][0]["ranks"] == 2
+
+
+def fetching() -> bool:
+    return any(thread.name == "fetch" for thread in threading.enumerate())

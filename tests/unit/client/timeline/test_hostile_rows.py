@@ -31,6 +31,7 @@ NASTY = {
     "long": "x" * 1_000_003,
     "quotes": '"]}, {"ph": "X"} \\',
     "sql": "'; DROP TABLE comm.ops; --",
+    "digits": "9" * 5003,
     "no text": "\ufffe\U0010ffff",
 }
 _SEVEN = 7
@@ -191,3 +192,23 @@ def test_more_names_than_a_dictionary_holds() -> None:
     write_columns(taken, io.BytesIO())
     assert len(taken.names.states.entries) == 255
     assert taken.names.states.entries.values[-1] == "(others)"
+
+
+def test_more_findings_and_stacks_than_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probing.client.timeline.reading._MOST_FINDINGS", 5)
+    monkeypatch.setattr("probing.client.timeline.reading._MOST_STACKS", 3)
+    rows = {
+        "diagnosis.findings": [finding(n * SECOND, None) for n in range(7)],
+        "python.samples": [sample(0, n, n * SECOND) for n in range(11)],
+        "python.stacks": [stack(n, (f"f{n}", "/a.py", 1)) for n in range(11)],
+    }
+    taken = timeline_of(Tables(rows))
+    sink = io.BytesIO()
+    write_perfetto(taken, sink)
+    trace = read(sink.getvalue())
+    slices = [event for event in trace.of("finding") if event.path == ("findings",)]
+    assert [event.begin for event in slices] == [BEGIN + n * SECOND for n in range(2, 7)]
+    assert taken.notes == ["only the last 5 findings are shown"]
+    assert trace.attributes["left_out/0"] == taken.notes[0]
+    names = [event.name for event in trace.of("sample")]
+    assert (len(names), sum(name.startswith("(one of more than") for name in names)) == (11, 8)

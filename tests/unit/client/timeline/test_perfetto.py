@@ -6,12 +6,12 @@ import io
 from typing import Any
 
 import pytest
-from cluster_scene import Rows
 from perfetto_reader import Event, Read, read
 from timeline_scene import (
     BEGIN,
     MS,
     SECOND,
+    RowsOfTables,
     Tables,
     communication,
     counters,
@@ -34,7 +34,7 @@ def written(tables: Tables, **more: Any) -> Read:
     return read(sink.getvalue())
 
 
-def rows() -> Rows:
+def rows() -> RowsOfTables:
     return {
         "comm.ops": communication(),
         "train.steps": [step(rank, n, n * SECOND, (n + 1) * SECOND) for rank in range(5) for n in range(13)],
@@ -46,7 +46,7 @@ def rows() -> Rows:
 
 @pytest.fixture(scope="module")
 def tables() -> Tables:
-    return Tables(rows())
+    return Tables(rows(), {"alpha": Offset(0, 0), "beta": Offset(0, 0)})
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +178,13 @@ def test_operations_in_flight_have_no_end() -> None:
     assert len(written(tables).of("operation")) == 1
 
 
+def test_a_rank_that_calls_nothing_has_a_track() -> None:
+    silent = {"node": "beta", "ts": BEGIN, "job": "4711.0", "run": "r1", "pid": 1004, "start_ns": 7 * SECOND, "rank": 4}
+    tables = Tables({"comm.ops": [operation(0, 1, 0)], "process.processes": [silent, {**silent, "rank": None}]})
+    assert ("node beta", "rank 4 (pid 1004)") in written(tables, present=True).tracks
+    assert ("node beta",) not in written(tables).tracks
+
+
 def test_findings_are_slices_and_points_at_the_ranks_that_they_blame(trace: Read) -> None:
     del trace
     found = [finding(3 * SECOND, 5 * SECOND), finding(4 * SECOND, None, ranks="1,3"), finding(-9 * SECOND, -SECOND)]
@@ -230,6 +237,11 @@ def test_a_wait_that_the_clocks_cannot_show_is_not_drawn() -> None:
     assert ranks_of(close.of("wait")) == [0, 1, 2, 3]
     # Rank 3 is on the node of rank 4.
     assert ranks_of(apart.of("wait")) == [3]
+
+
+def test_no_wait_is_drawn_between_clocks_that_were_not_compared() -> None:
+    ops = [operation(rank, 1, 2 * SECOND if rank == 4 else 0, took=3 * SECOND) for rank in range(5)]
+    assert ranks_of(written(Tables({"comm.ops": ops})).of("wait")) == [3]
 
 
 def test_facts_about_the_trace(trace: Read) -> None:

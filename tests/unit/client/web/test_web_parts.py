@@ -90,6 +90,8 @@ def test_parameters_have_defaults_and_names_in_their_errors() -> None:
 def test_a_body_has_texts_numbers_and_truth_values() -> None:
     given = Parameters.of_json({"sql": "SELECT 1", "all_nodes": True, "rank": 3})
     assert (given.text("sql"), given.flag("all_nodes"), given.number("rank")) == ("SELECT 1", True, 3)
+    with pytest.raises(UsageError, match="half a character"):
+        Parameters.of_json({"sql": "SELECT '\ud800'"}).text("sql")
     for value in (None, [1], {"a": 1}):
         with pytest.raises(UsageError):
             Parameters.of_json({"sql": value})
