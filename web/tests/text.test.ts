@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { visible, visibleLines } from "../src/text/escape.ts";
-import { bytes, clock, duration, number, numbersOf, ranges, rate, share } from "../src/text/format.ts";
+import { bytes, clock, duration, elapsed, number, numbersOf, ranges, rate, share } from "../src/text/format.ts";
 
 test("text shows what would be hidden", () => {
   assert.equal(visible("a\u001b[31mred"), "a\\x1b[31mred");
@@ -46,6 +46,10 @@ test("lengths of time", () => {
     [-1500, "−1.50 µs"],
   ];
   for (const [ns, text] of cases) assert.equal(duration(ns), text);
+});
+
+test("how long ago", () => {
+  assert.deepEqual([0, 39.9e9, 59.99e9, 192.7e9, null].map(elapsed), ["<1 s", "39 s", "59 s", "3 min 12 s", "–"]);
 });
 
 test("sizes, rates and shares", () => {

@@ -103,10 +103,19 @@ def test_the_line_of_python_is_two_clicks_from_the_start(tab: Tab) -> None:
     expect(tab.page.locator(".side.culprit .frame.fault")).to_contain_text("read_batch")
     expect(tab.page.locator(".side.victim")).to_contain_text("all_reduce")
     expect(tab.page.locator(".frame.parted")).to_have_count(2)
-    expect(tab.page.locator(".wait-box.culprit")).to_contain_text("rank 2")
     tab.page.locator(".who .culprit a").click()
     expect(tab.page.locator("h1")).to_contain_text("Rank 2")
     expect(tab.page.locator(".stack").first).to_contain_text("read_batch")
+
+
+def test_who_waits_for_whom_is_drawn(browser: Browser, pair: tuple[FakeNode, FakeNode]) -> None:
+    pair[0].facts = {"j1": [to_json(hung("alpha", 0, 1))]}
+    pair[1].facts = {"j1": [to_json(hung("beta", 2, 3))]}
+    with Cluster(pair[0].address, all_nodes=True) as cluster, served(cluster) as page, entered(browser, page) as tab:
+        tab.go("/job/j1")
+        expect(tab.page.locator(".wait-box")).to_have_count(2)
+        expect(tab.page.locator(".wait-box.culprit")).to_contain_text("rank 2")
+        expect(tab.page.locator(".wait-arrow")).to_contain_text("all_reduce #50")
 
 
 def test_a_pasted_address_comes_back_to_the_same_view(tab: Tab) -> None:

@@ -8,7 +8,7 @@ import { StackView } from "../parts/StackView.tsx";
 import { capital } from "../screens/Jobs.tsx";
 import { faultyFrame, parting } from "../stacks/parting.ts";
 import { visible } from "../text/escape.ts";
-import { clock, duration, fileName, ranges, share, since } from "../text/format.ts";
+import { clock, elapsed, fileName, ranges, share, since } from "../text/format.ts";
 import type { Finding, FindingBrief, FindingStack, Frame } from "../types.ts";
 
 const QUIET = new Set(["healthy", "cannot_tell"]);
@@ -34,7 +34,7 @@ export function FindingHead({ finding, brief }: FindingProps) {
       <p class="facts">
         {severity ? <Badge tone={tone} text={words.value.severity[severity] ?? severity} /> : <Badge tone={tone} text={verdict === "healthy" ? w.healthy : w.cannotTell} />}
         {verdict && !QUIET.has(verdict) ? <span>{w.verdict} <code>{visible(verdict, 60)}</code></span> : null}
-        {began && !QUIET.has(verdict ?? "") ? <span>{w.since} {clock(began)} ({duration(since(began, now.value))})</span> : null}
+        {began && !QUIET.has(verdict ?? "") ? <span>{w.since} {clock(began)} ({elapsed(since(began, now.value))})</span> : null}
         {finding && !QUIET.has(finding.verdict) ? <span>{w.confidence} {share(finding.confidence)}, {level(finding.confidence)}</span> : null}
         {finding ? <span class="soft">{w.run} {visible(finding.run, 60)}</span> : null}
       </p>
@@ -86,6 +86,23 @@ export function Who({ finding }: { finding: Finding }) {
   );
 }
 
+/** The ranks at fault as far as they are known before the whole page of the finding. */
+export function WhoInBrief({ brief, job }: { brief: FindingBrief; job: string }) {
+  const w = words.value.finding;
+  return (
+    <ul class="who">
+      {brief.culprits.slice(0, 12).map((rank) => (
+        <li class="culprit">
+          <span class="sign" aria-hidden="true">!</span>
+          <span class="who-rank">
+            <a href={href({ screen: "rank", job, rank: String(rank) })}>{w.rank(rank)}</a>
+          </span>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
 /** Stacks of a culprit and a victim side by side, with the frame where they part. */
 export function StackPair({ finding }: { finding: Finding }) {
   const w = words.value.finding;
@@ -122,7 +139,7 @@ function SideOfPair({ stack, title, tone, common, parted, fault }: SideProps) {
       </h3>
       {stack.since || stack.moving ? (
         <p class="soft small">
-          {stack.since ? w.inFrame(duration(rest)) : ""}
+          {stack.since ? w.inFrame(elapsed(rest)) : ""}
           {stack.moving ? `${stack.since ? "; " : ""}${w.moving}` : ""}
         </p>
       ) : null}

@@ -1,7 +1,7 @@
 /** The line that each panel carries: nodes asked and answered, age, rows lost, clock error. */
 import { words } from "../i18n/index.ts";
 import { visible } from "../text/escape.ts";
-import { duration, number, since } from "../text/format.ts";
+import { duration, elapsed, number, since } from "../text/format.ts";
 import type { Contract } from "../types.ts";
 import { now } from "./now.ts";
 
@@ -16,7 +16,7 @@ export function ContractLine({ contract, live = false }: { contract: Contract; l
       {partial ? "▲ " : ""}
       {w.asked(contract.answered, contract.asked)}
     </span>,
-    <span class={live && age !== null && age > OLD_NS ? "bad-news" : ""}>{w.age(age === null ? "?" : age < 1e9 ? "<1 s" : age < 60e9 ? `${Math.floor(age / 1e9)} s` : duration(age))}</span>,
+    <span class={live && age !== null && age > OLD_NS ? "bad-news" : ""}>{w.age(elapsed(age))}</span>,
     contract.lost_rows === null ? null : contract.lost_rows > 0 ? (
       <span class="bad-news">▲ {w.lost(number(contract.lost_rows))}</span>
     ) : (

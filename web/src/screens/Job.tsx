@@ -3,7 +3,7 @@ import { useEffect } from "preact/hooks";
 import { url } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { BalanceBars } from "../job/BalancePanel.tsx";
-import { FindingHead, FindingRest, Others, SameByCommand, StackPair, Who } from "../job/Finding.tsx";
+import { FindingHead, FindingRest, Others, SameByCommand, StackPair, Who, WhoInBrief } from "../job/Finding.tsx";
 import { RankGrid } from "../job/RankGrid.tsx";
 import { StepsChart } from "../job/StepsPanel.tsx";
 import { WaitsGraph } from "../job/WaitsPanel.tsx";
@@ -51,6 +51,11 @@ export function Job({ job }: { job: string }) {
             <FindingRest finding={finding} />
             <Others finding={finding} />
           </>
+        ) : brief ? (
+          <>
+            <WhoInBrief brief={brief} job={job} />
+            {diagnosed.error ? null : <Loading />}
+          </>
         ) : null}
         <p class="finding-foot">
           <SameByCommand job={job} />
@@ -61,31 +66,35 @@ export function Job({ job }: { job: string }) {
         {diagnosed.answer ? <ContractLine contract={diagnosed.answer.contract} /> : null}
       </section>
       <div class="columns">
-        <Panel title={w.grid.title} contract={live?.contract} live actions={live?.job ? <JobFacts live={live} /> : null}>
-          {live ? live.job ? <RankGrid job={job} ranks={live.ranks} culprits={culprits} victims={victims} /> : <Empty title={w.grid.none} /> : <Loading />}
-        </Panel>
-        {hangs ? (
-          <Panel title={w.waits.title} contract={waits.answer?.contract} error={waits.error} again={waits.again}>
-            <Body of={waits.answer?.data} error={waits.error}>
-              {(data) => <WaitsGraph waits={data} culprits={culprits} />}
+        <div>
+          <Panel title={w.grid.title} contract={live?.contract} live actions={live?.job ? <JobFacts live={live} /> : null}>
+            {live ? live.job ? <RankGrid job={job} ranks={live.ranks} culprits={culprits} victims={victims} /> : <Empty title={w.grid.none} /> : <Loading />}
+          </Panel>
+          {hangs ? (
+            <Panel title={w.waits.title} contract={waits.answer?.contract} error={waits.error} again={waits.again}>
+              <Body of={waits.answer?.data} error={waits.error}>
+                {(data) => <WaitsGraph waits={data} culprits={culprits} />}
+              </Body>
+            </Panel>
+          ) : null}
+          <Panel title={w.finding.history} contract={history.answer?.contract} error={history.error} again={history.again}>
+            <Body of={history.answer?.data} error={history.error}>
+              {(rows) => <History rows={rows} />}
             </Body>
           </Panel>
-        ) : null}
-        <Panel title={w.steps.title} contract={steps.answer?.contract} error={steps.error} again={steps.again}>
-          <Body of={steps.answer?.data} error={steps.error}>
-            {(data) => <StepsChart steps={data} />}
-          </Body>
-        </Panel>
-        <Panel title={w.balance.title} contract={balance.answer?.contract} error={balance.error} again={balance.again}>
-          <Body of={balance.answer?.data} error={balance.error}>
-            {(data) => (data.length ? data.slice(0, 3).map((one) => <BalanceBars balance={one} job={job} />) : <p class="soft">{w.balance.none}</p>)}
-          </Body>
-        </Panel>
-        <Panel title={w.finding.history} contract={history.answer?.contract} error={history.error} again={history.again}>
-          <Body of={history.answer?.data} error={history.error}>
-            {(rows) => <History rows={rows} />}
-          </Body>
-        </Panel>
+        </div>
+        <div>
+          <Panel title={w.steps.title} contract={steps.answer?.contract} error={steps.error} again={steps.again}>
+            <Body of={steps.answer?.data} error={steps.error}>
+              {(data) => <StepsChart steps={data} />}
+            </Body>
+          </Panel>
+          <Panel title={w.balance.title} contract={balance.answer?.contract} error={balance.error} again={balance.again}>
+            <Body of={balance.answer?.data} error={balance.error}>
+              {(data) => (data.length ? data.slice(0, 3).map((one) => <BalanceBars balance={one} job={job} />) : <p class="soft">{w.balance.none}</p>)}
+            </Body>
+          </Panel>
+        </div>
       </div>
     </>
   );

@@ -8,7 +8,7 @@ import { now } from "../parts/now.ts";
 import { Empty, Loading, Panel } from "../parts/Panel.tsx";
 import { Sparkline } from "../parts/Sparkline.tsx";
 import { visible } from "../text/escape.ts";
-import { clock, duration, rate, since } from "../text/format.ts";
+import { clock, elapsed, rate, since } from "../text/format.ts";
 import type { JobLine, JobsEvent } from "../types.ts";
 
 const QUIET = new Set(["OK", "ENDED", "PAUSED"]);
@@ -91,7 +91,7 @@ function JobRow({ job }: { job: JobLine }) {
           <span class="soft">{job.ended ? clock(job.ended) : job.state === "OK" ? w.healthy : ""}</span>
         )}
       </td>
-      <td class="c-since">{quiet ? "" : <time title={finding?.opened ?? ""}>{duration(opened)}</time>}</td>
+      <td class="c-since">{quiet ? "" : <time title={finding?.opened ?? ""}>{elapsed(opened)}</time>}</td>
       <td class="number c-ranks">
         <span class="only-small">{w.ranks} </span>
         {job.world_size === null ? job.ranks : w.of(job.ranks, job.world_size)}

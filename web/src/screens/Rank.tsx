@@ -39,27 +39,31 @@ export function Rank({ job, rank }: { job: string; rank: string }) {
       {live && !own ? <Empty title={w.gone} hint={w.goneHint} /> : null}
       {page.error ? <Trouble error={page.error} again={page.again} /> : null}
       <div class="columns">
-        <Panel title={w.process} contract={live?.contract} live>
-          {own ? <Facts values={own.values} /> : live ? null : <Loading />}
-          {data?.process ? <Facts values={data.process} less={own?.values ?? {}} /> : null}
-        </Panel>
-        {known ? <StackNow node={node} pid={process} /> : null}
-        <Panel title={w.series} contract={page.answer?.contract} class="wide">
-          <Body of={known ? data : undefined} error={page.error}>
-            {(found) => <Charts page={found} />}
-          </Body>
-        </Panel>
+        <div>
+          <Panel title={w.process} contract={live?.contract} live>
+            {own ? <Facts values={own.values} /> : live ? null : <Loading />}
+            {data?.process ? <Facts values={data.process} less={own?.values ?? {}} /> : null}
+          </Panel>
+          <Panel title={w.findings} contract={page.answer?.contract}>
+            <Body of={data} error={page.error}>
+              {(found) => <History rows={found.findings} />}
+            </Body>
+          </Panel>
+        </div>
+        <div>{known ? <StackNow node={node} pid={process} /> : null}</div>
+      </div>
+      <Panel title={w.series} contract={page.answer?.contract}>
+        <Body of={data} error={page.error}>
+          {(found) => <Charts page={found} />}
+        </Body>
+      </Panel>
+      <div class="columns">
         <Panel title={w.ops} contract={page.answer?.contract}>
           <Body of={data} error={page.error}>
             {(found) => <Operations ops={[...(found.in_flight ?? []), ...found.ops]} job={job} />}
           </Body>
         </Panel>
-        <Panel title={w.findings} contract={page.answer?.contract}>
-          <Body of={data} error={page.error}>
-            {(found) => <History rows={found.findings} />}
-          </Body>
-        </Panel>
-        <Panel title={w.logs} contract={page.answer?.contract} class="wide">
+        <Panel title={w.logs} contract={page.answer?.contract}>
           <Body of={data} error={page.error}>
             {(found) => <Logs rows={found.logs} />}
           </Body>
@@ -69,7 +73,7 @@ export function Rank({ job, rank }: { job: string; rank: string }) {
   );
 }
 
-const HIDDEN = new Set(["history", "gpus", "blame", "away", "ended", "how", "first", "node", "rank"]);
+const HIDDEN = new Set(["history", "gpus", "blame", "away", "ended", "how", "first", "node", "rank", "gpu_total_bytes"]);
 
 function Facts({ values, less = {} }: { values: Row; less?: Row }) {
   const shown = Object.entries(values).filter(([name, value]) => !HIDDEN.has(name) && !(name in less) && value !== null && value !== undefined && value !== "" && (typeof value !== "object" || Array.isArray(value)));
@@ -184,7 +188,7 @@ function Operations({ ops, job }: { ops: readonly Row[]; job: string }) {
   if (!ops.length) return <p class="soft">{w.none}</p>;
   const value = (row: Row, name: string) => visible(cellText(name, row[name]), 80);
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label={w.ops}>
+    <div class="scroll tall" tabIndex={0} role="region" aria-label={w.ops}>
       <p><a href={href({ screen: "timeline", job }, { since: "1m" })}>{words.value.timeline.title}</a></p>
       <table>
         <thead>
@@ -232,7 +236,7 @@ function Logs({ rows }: { rows: readonly Row[] }) {
   if (!rows.length) return <p class="soft">{w.none}</p>;
   return (
     <ol class="logs" tabIndex={0}>
-      {rows.slice(-50).map((row) => (
+      {rows.slice(0, 50).map((row) => (
         <li class={row["kind"] === "error" || row["kind"] === "exception" ? "bad-news" : ""}>
           <time>{visible(timeOf(row["ts"]), 30)}</time> {visibleLines(String(row["line"] ?? ""), 500).slice(0, 5).join(" ")}
         </li>

@@ -23,6 +23,13 @@ export function duration(ns: Maybe): string {
   return `${sign}${Math.floor(seconds / 86400)} d ${two(Math.floor(seconds / 3600) % 24)} h`;
 }
 
+/** Returns how long ago something was, or for how long it has lasted, in whole seconds: `<1 s`, `39 s`, `3 min 12 s`. */
+export function elapsed(ns: Maybe): string {
+  if (!known(ns)) return UNKNOWN;
+  if (ns < 1e9) return "<1 s";
+  return ns < 60e9 ? `${Math.floor(ns / 1e9)} s` : duration(Math.floor(ns / 1e9) * 1e9);
+}
+
 function three(value: number): string {
   return value >= 99.95 ? value.toFixed(0) : value >= 9.995 ? value.toFixed(1) : value.toFixed(2);
 }
