@@ -1,9 +1,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { decode } from "../src/timeline/columns.ts";
+import { Control } from "../src/timeline/control.ts";
 import { spans } from "../src/timeline/detail.ts";
 import { firstReaching, firstStarting, intervalAt, operations } from "../src/timeline/model.ts";
 import { heightOf, rowsOf } from "../src/timeline/rows.ts";
+import { sceneOf } from "../src/timeline/scene.ts";
 import { figures, sameOperation } from "../src/timeline/stats.ts";
 import { moved, offsetText, ticks, timeOfDay, within, zoomed } from "../src/timeline/view.ts";
 import { encode, timeline, type Op } from "./columns.ts";
@@ -160,4 +162,27 @@ test("rows follow nodes, and a folded node has none", () => {
   const folded = rowsOf(ranks, new Set(["a"]));
   assert.deepEqual(folded.map((row) => (row.kind === "node" ? row.node : row.rank)), ["a", "b", 0]);
   assert.equal(heightOf(rows), (rows.at(-1)?.y ?? 0) + 22);
+});
+
+test("keys choose rows and operations, and the view follows", () => {
+  const list: Op[] = [0, 1].flatMap((rank) => Array.from({ length: 11 }, (_, i) => ({ rank, seq: i, call: i * 100, done: i * 100 + 50 })));
+  const control = new Control(sceneOf(decode(timeline(list, 2)), 1200), { from: 0, to: 300 }, null);
+  control.width = 392;
+  control.height = 400;
+  assert.equal(control.rank, 0);
+  control.moveRow(1);
+  assert.equal(control.rank, 1);
+  control.step(1);
+  assert.equal(control.scene.ops.seq[control.selected], 2);
+  for (let i = 0; i < 20; i++) control.step(1);
+  assert.equal(control.scene.ops.seq[control.selected], 10);
+  assert.ok(control.view.from <= 1000 && control.view.to >= 1000);
+  // The pointer finds the operation that is drawn there, and none beside it.
+  control.view = { from: 0, to: 300 };
+  assert.equal(control.scene.ops.seq[control.opAt(92 + 120, 32 + 20 + 5)], 1);
+  assert.equal(control.opAt(92 + 70, 32 + 20 + 5), -1);
+  assert.equal(control.opAt(10, 60), -1);
+  control.fold("n0");
+  assert.equal(control.rank, -1);
+  assert.equal(control.rows.length, 1);
 });

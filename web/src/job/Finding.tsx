@@ -5,10 +5,9 @@ import { Badge, toneOf } from "../parts/Badge.tsx";
 import { Copy, WithCommands } from "../parts/Copy.tsx";
 import { now } from "../parts/now.ts";
 import { StackView } from "../parts/StackView.tsx";
-import { capital } from "../screens/Jobs.tsx";
 import { faultyFrame, parting } from "../stacks/parting.ts";
 import { visible } from "../text/escape.ts";
-import { clock, elapsed, fileName, ranges, share, since } from "../text/format.ts";
+import { capital, clock, elapsed, fileName, ranges, share, since } from "../text/format.ts";
 import type { Finding, FindingBrief, FindingStack, Frame } from "../types.ts";
 
 const QUIET = new Set(["healthy", "cannot_tell"]);

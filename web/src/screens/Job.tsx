@@ -4,17 +4,17 @@ import { url } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { BalanceBars } from "../job/BalancePanel.tsx";
 import { FindingHead, FindingRest, Others, SameByCommand, StackPair, Who, WhoInBrief } from "../job/Finding.tsx";
+import { History } from "../job/History.tsx";
 import { RankGrid } from "../job/RankGrid.tsx";
 import { StepsChart } from "../job/StepsPanel.tsx";
 import { WaitsGraph } from "../job/WaitsPanel.tsx";
 import { useAsked, useLive } from "../live.ts";
-import { Badge, StateBadge, toneOf } from "../parts/Badge.tsx";
+import { StateBadge } from "../parts/Badge.tsx";
 import { ContractLine } from "../parts/Contract.tsx";
 import { Body, Empty, Loading, Panel, Trouble } from "../parts/Panel.tsx";
 import { visible } from "../text/escape.ts";
-import { clock, rate } from "../text/format.ts";
+import { capital, rate } from "../text/format.ts";
 import type { Balance, Finding, HistoryRow, JobEvent, Steps, Waits } from "../types.ts";
-import { capital } from "./Jobs.tsx";
 
 const SELDOM_MS = 30_000;
 
@@ -109,21 +109,5 @@ function JobFacts({ live }: { live: JobEvent }) {
       <span>{job.world_size === null ? job.ranks : words.value.jobs.of(job.ranks, job.world_size)} {words.value.jobs.ranks.toLowerCase()}</span>
       {job.steps_per_s === null ? null : <span>{rate(job.steps_per_s)}</span>}
     </span>
-  );
-}
-
-export function History({ rows }: { rows: readonly HistoryRow[] }) {
-  const w = words.value;
-  if (!rows.length) return <p class="soft">{w.finding.noHistory}</p>;
-  return (
-    <ul class="history">
-      {[...rows].reverse().slice(0, 50).map((row) => (
-        <li>
-          <time>{clock(row.opened ?? row.ts)}</time>
-          <Badge tone={toneOf(row.severity)} text={w.severity[row.severity] ?? row.severity} />
-          <span>{visible(capital(row.sentence), 400)}</span>
-        </li>
-      ))}
-    </ul>
   );
 }

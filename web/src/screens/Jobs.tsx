@@ -8,7 +8,7 @@ import { now } from "../parts/now.ts";
 import { Empty, Loading, Panel } from "../parts/Panel.tsx";
 import { Sparkline } from "../parts/Sparkline.tsx";
 import { visible } from "../text/escape.ts";
-import { clock, elapsed, rate, since } from "../text/format.ts";
+import { capital, clock, elapsed, rate, since } from "../text/format.ts";
 import type { JobLine, JobsEvent } from "../types.ts";
 
 const QUIET = new Set(["OK", "ENDED", "PAUSED"]);
@@ -106,8 +106,4 @@ function JobRow({ job }: { job: JobLine }) {
       </td>
     </tr>
   );
-}
-
-export function capital(sentence: string): string {
-  return sentence.charAt(0).toUpperCase() + sentence.slice(1);
 }

@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { get, RequestError } from "../api.ts";
 import { words } from "../i18n/index.ts";
+import { History } from "../job/History.tsx";
 import { cellText, rankRows } from "../job/rankRows.ts";
 import { useAsked, useLive } from "../live.ts";
 import { href, params } from "../location.ts";
@@ -12,7 +13,6 @@ import { Badge } from "../parts/Badge.tsx";
 import { visible, visibleLines } from "../text/escape.ts";
 import { bytes, clock, duration, number, percent } from "../text/format.ts";
 import type { Answer, JobEvent, RankPage, Row, Thread } from "../types.ts";
-import { History } from "./Job.tsx";
 
 export function Rank({ job, rank }: { job: string; rank: string }) {
   const w = words.value.rank;

@@ -121,3 +121,8 @@ export function since(iso: string | null | undefined, now: number = Date.now()):
 export function fileName(path: string | null | undefined): string {
   return path ? (path.split("/").pop() ?? path) : "";
 }
+
+/** Returns a sentence with its first letter in upper case. */
+export function capital(sentence: string): string {
+  return sentence.charAt(0).toUpperCase() + sentence.slice(1);
+}

@@ -1,6 +1,6 @@
 /** All that the timeline draws of one answer: operations, steps, samples, counters, findings, losses. */
 import { column, textAt, type Columns, type TypedArray } from "./columns.ts";
-import { lanes, operations, type Lanes, type Ops } from "./model.ts";
+import { firstReaching, firstStarting, lanes, operations, type Lanes, type Ops } from "./model.ts";
 
 export interface Steps extends Lanes {
   number: TypedArray;
@@ -139,4 +139,14 @@ export function opName(scene: Scene, i: number): string {
   const seq = scene.ops.seq[i] as number;
   const name = textAt(scene.columns.ops, scene.ops.op[i]);
   return Number.isFinite(seq) && seq >= 0 ? `${name} #${seq}` : name;
+}
+
+/** Returns the sample of a row at a time, or -1. */
+export function sampleAt(scene: Scene, rank: number, time: number): number {
+  const place = firstStarting(scene.samples, rank, time);
+  const from = firstReaching(scene.samples, rank, time - 1e5);
+  for (let at = Math.min(place, (scene.samples.first[rank + 1] as number) - 1); at >= from && at >= (scene.samples.first[rank] as number); at--) {
+    if ((scene.samples.start[scene.samples.order[at] as number] as number) <= time) return scene.samples.order[at] as number;
+  }
+  return -1;
 }
