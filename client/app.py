@@ -43,6 +43,7 @@ COMMANDS = {
     "balance": Entry("balance", "Shares of a step: compute, communication, wait, IO, by rank."),
     "logs": Entry("logs", "Lines of trainers that match an allow-list."),
     "tables": Entry("tables", "The tables, or the columns of one."),
+    "web": Entry("web", "A page for the browser: jobs, findings, ranks, SQL."),
     "status": Entry("status", "State of the daemon and of each of its sources."),
     "nodes": Entry("nodes", "The nodes that the target knows."),
     "gpu": Entry("gpu", "GPUs by rank: activity, memory, clocks, what is wrong."),
@@ -59,6 +60,7 @@ COMMANDS = {
     "bt": Entry("stacks", "The same as stacks.", hidden=True),
     "vars": Entry("variables", "Values of variables, read from outside."),
     "profile": Entry("profile", "Where Python spends its time: functions, flame graph, pprof."),
+    "timeline": Entry("timeline", "A range of a job as a trace, for Perfetto, Chrome or HTA."),
     "flamegraph": Entry("flamegraph", "The same as profile -F svg."),
     "config": Entry("config", "Settings of the daemon: show them, or change one."),
     "eval": Entry("unsupported", "Run Python in a job.", hidden=True, function="evaluate"),
@@ -76,7 +78,7 @@ CLUSTER_COMMANDS = {
 }
 RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are numbered and placed as they must be.")}
 # Commands that write files in formats of their own.
-_OWN_FILES = ("profile", "flamegraph", "export", "bugreport")
+_OWN_FILES = ("profile", "flamegraph", "timeline", "export", "bugreport", "diagnose", "why")
 _EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
 # Help is as wide as the terminal, but at most as wide as is easy to read.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -5,6 +5,8 @@ Nodes are chosen by what the target knows about them: their labels (``--where ra
 
 from __future__ import annotations
 
+import copy
+import glob
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -58,12 +60,13 @@ def choose(
     where: Sequence[tuple[str, str]] = (),
     *,
     token: bool = False,
+    tcp_alone: bool = False,
 ) -> _Chosen:
     """Returns which of ``peers`` are asked: the nodes that meet all conditions and have not failed. The node ``own`` is
     asked at ``target``.
 
-    ``token``: a token is shown, so nodes for which the target does not vouch are not asked. Raises NotFound if no node
-    meets the conditions.
+    ``token``: a token is shown, so that nodes for which the target does not vouch are not asked. ``tcp_alone``: neither
+    are Unix sockets. Raises NotFound where none meets the conditions.
     """
     met = [peer for peer in peers if peer.address and _meets(peer, where)]
     # An older daemon may not list itself.
@@ -75,6 +78,9 @@ def choose(
     asked = {target if peer.node == own else peer.address: peer for peer in met if peer.state != "failed"}
     failed = {peer.address: peer for peer in met if peer.state == "failed" and peer.address not in asked}
     errors = {address: _error(peer) for address, peer in failed.items()}
+    for address in [address for address in asked if tcp_alone and address.startswith("unix:")]:
+        failed[address] = asked.pop(address)
+        errors[address] = PeerError("it is known by a Unix socket alone", hint="set `listen` in its configuration")
     if token and _vouches(own, peers):
         for address, peer in list(asked.items()):
             # A bound token is useless at any other node; the token itself is shown only to nodes whose identity is
@@ -113,7 +119,8 @@ class Nodes:
 
     With ``strict`` PartialAnswer is raised if a node fails or lacks rows; else ``outcomes`` records which nodes failed,
     and ``clocks`` how far the nodes' clocks are from ours. ``policy`` says how many nodes are asked at once, and which
-    nodes are asked twice. ``max_bytes`` (Arrow) bounds an answer that is held in memory, not a streamed one. ``watch``
+    twice. ``tcp_alone``: no Unix socket is asked, since its node would answer with the rights of this process.
+    ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the
     is called with the address of a node and the progress of its query, ``done`` with the number of nodes that are done
     with a question and the number that were asked. ``tls``: the files with which TCP is encrypted; None: TCP is
     unencrypted. Safe to use from several threads.
@@ -131,8 +138,10 @@ class Nodes:
         tls: Tls | None = None,
         timeout: float = 30.0,
         max_bytes: int = 256 << 20,
+        tcp_alone: bool = False,
     ) -> None:
         self.target = target
+        self._tcp_alone = tcp_alone
         self.timeout = timeout
         self.strict = strict
         self.max_bytes = max_bytes
@@ -143,7 +152,7 @@ class Nodes:
         self.done: Callable[[int, int], None] = lambda *_: None
         # Nodes that are not asked because the target knows that they have failed.
         self.absent: tuple[Failed, ...] = ()
-        self._nodes = tuple(nodes)
+        self._named = self._nodes = tuple(nodes)
         self._all_nodes = all_nodes or bool(where)
         self._where = tuple(where)
         self._wire = Wire(Credentials(token), tls)
@@ -166,6 +175,22 @@ class Nodes:
         """Whether questions go to other nodes than the target."""
         return bool(self._nodes) or self._all_nodes
 
+    def afresh(self, *, all_nodes: bool | None = None, node: str = "") -> Self:
+        """Returns these nodes by the same connections, with ``outcomes`` of their own; the target is asked again for
+        its peers.
+
+        ``all_nodes``: whether all nodes are asked; None: as before. ``node``: of the peers of the target only that of
+        this name.
+        """
+        other = copy.copy(self)
+        other.outcomes, other.absent, other._nodes = [], (), self._named
+        if all_nodes is not None:
+            other._all_nodes = all_nodes
+            other._nodes = self._named if all_nodes else ()
+        if node and other.many and not self._named:
+            other._where, other._nodes, other._all_nodes = ((NAME, glob.escape(node)),), (), True
+        return other
+
     def node(self, address: str) -> Node:
         """Returns the calls to the node at ``address``. Raises UsageError if that is not an address, or if a token
         would be sent unencrypted."""
@@ -180,6 +205,11 @@ class Nodes:
         if not self._nodes:
             self._nodes = self._peers()
         return self._nodes
+
+    def meet(self, addresses: Sequence[str]) -> None:
+        """Asks the nodes at ``addresses`` as well from now on, where it asks more than the target."""
+        if self.many:
+            self._nodes = tuple(dict.fromkeys((*self.addresses(), *addresses)))
 
     def asked(self, sql: str) -> tuple[str, ...]:
         """Returns the addresses that answer ``sql``: all if it has ``global.`` tables or many nodes are asked; empty:
@@ -201,7 +231,7 @@ class Nodes:
         with_token = bool(credentials.token)
         if with_token and not _vouches(own, peers) and any(peer.node not in ("", own) for peer in peers):
             sys.stderr.write(f"warning: {own} is of a version that vouches for no node: all are shown your token\n")
-        chosen = choose(self.target, own, peers, self._where, token=with_token)
+        chosen = choose(self.target, own, peers, self._where, token=with_token, tcp_alone=self._tcp_alone)
         credentials.bind(peer for peer in peers if peer.address != self.target)
         self.absent = chosen.failed
         if chosen.failed:

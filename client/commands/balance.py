@@ -21,7 +21,7 @@ from probing.diagnosis.balance import EVEN, Balance, Pair, RankTimes, balance, r
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
-__all__ = ("EXAMPLES", "Options", "run")
+__all__ = ("EXAMPLES", "Options", "collect", "run")
 
 EXAMPLES = ("probingctl balance --all-nodes --job 4711", "probingctl balance --job 4711 --since 10m -f json")
 _STEPS = """
@@ -100,7 +100,7 @@ def run(settings: Settings, options: Options) -> None:
     during = interval(options.since, options.until)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
-        found = _found(cluster, job, during)
+        found = collect(cluster, job, during)
         of_job = "true" if job is None else f"job = {sql_text(job)}"
         runs = states(cluster, of_job, during)
         if not found and job is not None and during.open:
@@ -120,7 +120,7 @@ def _no_step(runs: Mapping[Run, Row], during: Interval, width: int | None) -> st
     return "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
 
 
-def _found(cluster: Cluster, job: str | None, during: Interval) -> list[Row]:
+def collect(cluster: Cluster, job: str | None, during: Interval) -> list[Row]:
     """Returns each run with its ``ranks``, ``roles`` and ``sentences``, as docs/json.md describes."""
     where = "true" if job is None else f"job = {sql_text(job)}"
     steps = rows_of(cluster.query(_STEPS.format(during=during.sql(), where=where)))

@@ -16,12 +16,13 @@ import typer
 from probing.api.errors import ProbingError, UsageError
 from probing.api.numpy_import import allow_numpy
 from probing.api.text import escape
+from probing.client.diagnosis.page_file import PAGES, is_page, write_page
 from probing.client.interrupt import leaving_by_it
 from probing.client.options import Job
 from probing.client.render.output import write_objects
 from probing.client.render.table import terminal_width, wrapped
 from probing.client.session import job_named, opened
-from probing.client.settings import Settings
+from probing.client.settings import Settings, check_suffix
 from probing.client.times import interval
 from probing.client.zone import now_text
 
@@ -31,7 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = ("EXAMPLES", "Options", "run")
 
-EXAMPLES = ("probingctl diagnose --all-nodes --job 4711", "probingctl diagnose --job 4711 --history --full")
+EXAMPLES = (
+    "probingctl diagnose --all-nodes --job 4711",
+    "probingctl diagnose --job 4711 --history --full",
+    "probingctl diagnose --job 4711 -o finding.html",
+)
 _NOBODY = "(no training job found; `probingctl diagnose --history` shows earlier findings)\n"
 _EVERY_S = 2.0
 _PATIENCE_S = 10.0
@@ -70,6 +75,7 @@ class Options:
 
 def run(settings: Settings, options: Options) -> None:
     _check(options)
+    _check_file(settings, options)
     during = interval(options.since or "7d", options.until)
     allow_numpy()
     if options.facts is not None:
@@ -128,6 +134,17 @@ def _check(options: Options) -> None:
             raise UsageError(f"{name} and --job exclude each other", hint="leave --job out: all of the files is shown")
 
 
+def _check_file(settings: Settings, options: Options) -> None:
+    """Raises UsageError for a file of an unknown kind, and for a page of what has no page."""
+    if not settings.named:
+        check_suffix(settings.output, PAGES)
+    rows = {"--watch": options.watch, "--history": options.history, "--skill": options.skill is not None}
+    for name in (name for name, given in rows.items() if given and is_page(settings)):
+        raise UsageError(
+            f"{name} writes no page", hint="`probingctl diagnose FINDING_ID -o x.html` does, of one finding"
+        )
+
+
 def _found(cluster: Cluster, job: str | None, save: Path | None = None) -> list[Diagnosis]:
     from probing.client.diagnosis.asking import diagnosed, gathered, with_stored_findings
     from probing.client.render.progress import StatusLine
@@ -152,6 +169,9 @@ def _finish(settings: Settings, found: list[Diagnosis]) -> NoReturn:
 def _write(settings: Settings, found: list[Diagnosis], width: int | None) -> None:
     from probing.client.diagnosis.page import as_object, flat, people
 
+    if is_page(settings):
+        write_page(settings, found)
+        return
     text = people(found, width) if settings.format == "table" else ""
     write_objects(settings, as_object(found) if found else {}, text or _NOBODY, flat(found))
 

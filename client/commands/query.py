@@ -20,7 +20,7 @@ from probing.client.settings import Settings
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
-__all__ = ("EXAMPLES", "Options", "run")
+__all__ = ("EXAMPLES", "Options", "run", "steps")
 
 EXAMPLES = (
     'probingctl query "SELECT op, count(*) FROM comm.ops GROUP BY op"',
@@ -95,9 +95,14 @@ def _parameters(given: Sequence[str]) -> dict[str, object]:
 
 
 def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
-    """Writes the SQL of each step of the plan. Asks nodes which peers they know, and for the versions of their engines
-    if these matter.
-    """
+    rows = steps(cluster, sql, params)
+    fields = (Field("STEP", "step"), Field("WHERE", "where"), Field("WHY", "why"), Field("SQL", "sql"))
+    write_table(settings, fields, rows)
+
+
+def steps(cluster: Cluster, sql: str, params: dict[str, object]) -> list[dict[str, str]]:
+    """Returns the steps of the plan, as docs/json.md describes. Asks nodes for their peers, and for their engines where
+    these matter."""
     from probing.federation.sql.parameters import bind
 
     sql = bind(sql, params)
@@ -112,8 +117,7 @@ def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, o
         rows = [_step(split.kind, where, _SENDS[split.kind], part.sql) for part in split.parts]
         why = f"rows are shipped: {others or split.why}" if split.why else ""
         rows.append(_step("merge", "here", why, split.final))
-    fields = (Field("STEP", "step"), Field("WHERE", "where"), Field("WHY", "why"), Field("SQL", "sql"))
-    write_table(settings, fields, rows)
+    return rows
 
 
 def _other_engines(cluster: Cluster) -> str:

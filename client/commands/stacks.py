@@ -19,7 +19,7 @@ from probing.client.settings import Settings, process_id
 from probing.client.stacks.merge import PlainGroup, merge, plain_groups
 from probing.client.stacks.text import frame_text, telling, trees_text, without_frames
 
-__all__ = ("EXAMPLES", "Options", "run")
+__all__ = ("EXAMPLES", "Options", "in_order", "run")
 
 EXAMPLES = ("probingctl stacks --job 4711 --merge --all-nodes", "probingctl stacks 31337 --native --locals")
 _NOBODY = "(no training process)\n"
@@ -41,7 +41,7 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         job = job_named(cluster, options.job or "")
         found = cluster.stacks(pids, job, native=options.native, local_variables=options.show_locals)
-        threads = sorted(found.threads, key=_order)
+        threads = in_order(found.threads)
         report_failures(found.failures, all_failed=not threads)
         if not threads and (pids or job):
             wanted = f"job {job}" if job else f"pid {', '.join(map(str, pids))}"
@@ -69,6 +69,11 @@ def _write_merged(settings: Settings, threads: Sequence[Thread], *, every_thread
         warn(f"native frames are missing: {missing}")
     plain = plain_groups(groups)
     write_objects(settings, plain, trees_text(groups) or _NOBODY, list(_flat_groups(plain)))
+
+
+def in_order(threads: Sequence[Thread]) -> list[Thread]:
+    """Returns ``threads`` by job, rank and process, the main thread of each first."""
+    return sorted(threads, key=_order)
 
 
 def _order(thread: Thread) -> tuple[Any, ...]:

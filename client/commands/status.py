@@ -17,7 +17,7 @@ from probing.client.times import bound
 if TYPE_CHECKING:
     from probing.api.proto.probing.v1 import node_pb2 as pb
 
-__all__ = ("EXAMPLES", "run")
+__all__ = ("EXAMPLES", "as_object", "run")
 
 EXAMPLES = ("probingctl status --all-nodes",)
 _FIELDS = (
@@ -57,13 +57,14 @@ class _Node(TypedDict):
 
 def run(settings: Settings) -> None:
     with opened(settings) as cluster:
-        nodes = [_node(address, reply) for address, reply in cluster.status()]
+        nodes = [as_object(address, reply) for address, reply in cluster.status()]
         width = terminal_width() if settings.output is None else None
         text = "\n".join(_node_text(node, width) for node in nodes)
         write_objects(settings, nodes if cluster.many else nodes[0], text, list(_flat(nodes)))
 
 
-def _node(address: str, reply: pb.StatusReply) -> _Node:
+def as_object(address: str, reply: pb.StatusReply) -> _Node:
+    """Returns the status of a node, as docs/json.md describes it."""
     return {
         "node": reply.node,
         "address": address,

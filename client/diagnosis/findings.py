@@ -48,6 +48,7 @@ _MOST_BYTES = 1 << 20
 _LASTS = re.compile(r" for (\d+(?:\.\d)?) (s|min|h)\b")
 _UNITS_NS = {"s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 _SECOND_NS = 10**9
+_MOST_DIGITS = 9
 
 
 def newest_sql(where: str, columns: Sequence[str], *more: str) -> str:
@@ -130,7 +131,8 @@ def ns_of(text: Any) -> int | None:
 
 def numbers(text: str | None) -> list[int]:
     """Returns the ranks in the text of a column such as ``ranks``: [1, 3] for "1,3"."""
-    return [int(rank) for rank in (text or "").split(",") if rank.isdecimal()]
+    # No rank has more digits; Python refuses to read thousands.
+    return [int(rank) for rank in (text or "").split(",") if rank.isdecimal() and len(rank) <= _MOST_DIGITS]
 
 
 def parsed(text: str | None) -> object:

@@ -10,6 +10,7 @@ from probing.api.text import age, escape, sql_text
 from probing.client.absence import partial
 from probing.client.diagnosis.findings import PARTS, newest_sql, ns_of, parsed, timed
 from probing.client.diagnosis.page import confidence_word
+from probing.client.diagnosis.page_file import is_page, write_page
 from probing.client.jobs import silent_nodes
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
@@ -80,6 +81,11 @@ def show_finding(settings: Settings, cluster: Cluster, name: str, job: str | Non
         elsewhere = "" if cluster.many else "--all-nodes asks the other nodes, and "
         hint = f"{elsewhere}`probingctl diagnose --history` shows the ids of findings"
         raise NotFound(f"there is no finding {name}{'' if cluster.many else ' on this node'}", hint=hint)
+    if is_page(settings):
+        from probing.client.diagnosis.finding_rows import diagnosis_of
+
+        write_page(settings, [diagnosis_of(row) for row in rows], [_head(row) for row in rows])
+        return
     width = terminal_width() if settings.output is None else None
     text = "\n".join(_page(row, width) for row in rows) if settings.format == "table" else ""
     write_objects(settings, rows, text, rows)
@@ -131,7 +137,10 @@ def _page(row: Row, width: int | None) -> str:
     from probing.client.diagnosis.finding_rows import diagnosis_of
     from probing.client.diagnosis.page import people
 
-    lasted = "still open" if row["state"] == "open" else f"closed {clock(row['closed'])}, {_lasted(row)}"
-    head = f"finding {row['finding_id']}  opened {clock(row['opened'])}, {lasted}; by node {row['found_by'] or '?'}"
-    lines = "".join(line + "\n" for line in wrapped(escape(head), width))
+    lines = "".join(line + "\n" for line in wrapped(escape(_head(row)), width))
     return lines + people([diagnosis_of(row)], width)
+
+
+def _head(row: Row) -> str:
+    lasted = "still open" if row["state"] == "open" else f"closed {clock(row['closed'])}, {_lasted(row)}"
+    return f"finding {row['finding_id']}  opened {clock(row['opened'])}, {lasted}; by node {row['found_by'] or '?'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from probing.api.text import age, escape, numbers_text, plural, utc
 from probing.client.render.rows import Row
@@ -19,7 +20,19 @@ from probing.diagnosis.supplements import filled_in
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING, Culprit, Finding, StackOf
 from probing.diagnosis.waits import STUCK_PATIENCE, gate_ns
 
-__all__ = ("as_object", "confidence_word", "exit_code", "flat", "people", "worst_first", "wrong")
+__all__ = (
+    "Content",
+    "as_object",
+    "confidence_word",
+    "content",
+    "exit_code",
+    "flat",
+    "people",
+    "stack_title",
+    "telling_frames",
+    "worst_first",
+    "wrong",
+)
 
 _WRONG, _UNDECIDED = 3, 4
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
@@ -137,6 +150,8 @@ def flat(diagnoses: Sequence[Diagnosis]) -> list[Row]:
     return found
 
 
+_REFUTED = "What would refute it"
+_NOTES = "Notes"
 _MOST_FRAMES = 8
 _MOST_LINES = 12
 _MOST_STACKS = 2
@@ -178,26 +193,57 @@ def _broken(text: str, width: int | None) -> list[str]:
     return [indent + part.replace(_NO_BREAK, " ") for part in wrapped(body, room)] or [""]
 
 
-def _page(diagnosis: Diagnosis, width: int | None, brief: bool) -> list[str]:
-    if all(finding.severity == NOTE for finding in diagnosis.findings):
-        notes = [f"  note: {finding.sentence}" for finding in diagnosis.findings]
-        return [_healthy_sentence(diagnosis), *notes, *_section("Not known", _texts(diagnosis.missing))]
-    worst, others = diagnosis.findings[0], diagnosis.findings[1:]
+class Content(NamedTuple):
+    """What a page says: ``sentence``, ``about`` (the job and the verdict), texts by title, and stacks, which stand
+    between ``before`` and ``after``. ``severity`` is empty where nothing is wrong."""
+
+    severity: str
+    sentence: str
+    about: str
+    before: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    stacks: tuple[StackOf, ...] = ()
+    after: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+def content(diagnosis: Diagnosis) -> Content:
+    """Returns what the page of ``diagnosis`` says."""
     facts = diagnosis.facts
     run = f"  run {facts.run}" if facts.run else ""
-    lines = [_sentence(worst), f"  job {facts.job}{run}  verdict {worst.verdict.id}"]
-    lines += _section("Who", [*map(_culprit, worst.culprits), *_victims(worst, facts)])
-    lines += _section("Evidence", worst.evidence)
-    for stack in () if brief else _stacks(worst.stacks):
-        lines += _stack(stack, facts, width)
-    lines += _section("Confidence", [_confidence(worst), *_doubts(worst, diagnosis.missing)])
-    refuted_by = worst.refuted_by or (worst.verdict.refuted_by,)
-    lines += _section("What would refute it", () if brief else refuted_by)
+    if all(finding.severity == NOTE for finding in diagnosis.findings):
+        notes = tuple(f"note: {finding.sentence}" for finding in diagnosis.findings)
+        after = ((_NOTES, notes), ("Not known", tuple(_texts(diagnosis.missing))))
+        return Content("", _healthy_sentence(diagnosis), f"job {facts.job}{run}", after=after)
+    worst, others = diagnosis.findings[0], diagnosis.findings[1:]
     steps = worst.next_steps or worst.verdict.next_steps
-    lines += _section(
-        "Do next", [_advice(worst), _ends(worst), *(filled_in(step, facts.job, worst.culprits) for step in steps)]
+    next_steps = (_advice(worst), _ends(worst), *(filled_in(step, facts.job, worst.culprits) for step in steps))
+    return Content(
+        worst.severity,
+        _sentence(worst),
+        f"job {facts.job}{run}  verdict {worst.verdict.id}",
+        (("Who", (*map(_culprit, worst.culprits), *_victims(worst, facts))), ("Evidence", worst.evidence)),
+        tuple(_stacks(worst.stacks)),
+        (
+            ("Confidence", (_confidence(worst), *_doubts(worst, diagnosis.missing))),
+            (_REFUTED, worst.refuted_by or (worst.verdict.refuted_by,)),
+            ("Do next", next_steps),
+            ("Also", tuple(f"{other.severity}: {other.sentence}" for other in others)),
+        ),
     )
-    return [*lines, *_section("Also", [f"{other.severity}: {other.sentence}" for other in others])]
+
+
+def _page(diagnosis: Diagnosis, width: int | None, brief: bool) -> list[str]:
+    said = content(diagnosis)
+    lines = [said.sentence, *([f"  {said.about}"] if said.severity else [])]
+    for title, texts in said.before:
+        lines += _section(title, texts)
+    for stack in () if brief else said.stacks:
+        lines += _stack(stack, diagnosis.facts, width)
+    for title, texts in said.after:
+        if title == _NOTES:
+            lines += [f"  {text}" for text in texts]
+        elif title != _REFUTED or not brief:
+            lines += _section(title, texts)
+    return lines
 
 
 def _sentence(finding: Finding) -> str:
@@ -255,12 +301,18 @@ def _stacks(stacks: Sequence[StackOf]) -> list[StackOf]:
     return [*firsts, *(stack for stack in stacks if stack not in firsts)][:_MOST_STACKS]
 
 
+def stack_title(stack: StackOf, facts: Facts) -> str:
+    """Returns whose stack it is, and for how long: ``rank 1 (culprit), main thread, it moves``."""
+    thread = stack.thread
+    name = "main thread" if thread.tid == stack.pid else f"thread {thread.name or thread.tid}"
+    return f"rank {stack.rank} ({stack.role}), {name}{_since(stack, facts)}"
+
+
 def _stack(stack: StackOf, facts: Facts, width: int | None) -> Iterator[str]:
     thread = stack.thread
     yield ""
-    name = "main thread" if thread.tid == stack.pid else f"thread {thread.name or thread.tid}"
-    yield f"Stack of rank {stack.rank} ({stack.role}), {name}{_since(stack, facts)}:"
-    frames = _telling(thread.frames)
+    yield f"Stack of {stack_title(stack, facts)}:"
+    frames = telling_frames(thread.frames)
     for frame in frames[:_MOST_FRAMES]:
         yield f"    {_frame(frame, width)}"
     if (left := len(frames) - _MOST_FRAMES) > 0:
@@ -269,7 +321,7 @@ def _stack(stack: StackOf, facts: Facts, width: int | None) -> Iterator[str]:
         yield f"    (no frame{f': {thread.native_missing}' if thread.native_missing else ''})"
 
 
-def _telling(frames: Sequence[Frame]) -> list[Frame]:
+def telling_frames(frames: Sequence[Frame]) -> list[Frame]:
     """Returns the native frames inside the innermost Python frame whose names explain something, then the Python
     frames.
     """

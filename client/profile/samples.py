@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = (
     "off_cpu_share",
     "read_profiles",
+    "read_stacks",
     "sample",
 )
 
@@ -49,7 +50,7 @@ def read_profiles(cluster: Cluster, selections: Sequence[Selection]) -> list[Pro
     """Returns a profile for each selection; it may have no samples."""
     now = time.time_ns()
     found = [rows_of(cluster.query(_SAMPLES.format(where=selection.where()))) for selection in selections]
-    stacks = _stacks(cluster, {row["stack_id"] for rows in found for row in rows})
+    stacks = read_stacks(cluster, {row["stack_id"] for rows in found for row in rows})
     return [_profile(s, rows, stacks, now) for s, rows in zip(selections, found, strict=True)]
 
 
@@ -63,7 +64,8 @@ def off_cpu_share(cluster: Cluster, selection: Selection) -> float | None:
     return row["away"] / row["whole"] if row["away"] else None
 
 
-def _stacks(cluster: Cluster, ids: Iterable[int]) -> dict[int, tuple[Frame, ...]]:
+def read_stacks(cluster: Cluster, ids: Iterable[int]) -> dict[int, tuple[Frame, ...]]:
+    """Returns the frames of each stack that is stored, outermost first, by stack_id."""
     wanted = sorted(ids)
     stacks: dict[int, tuple[Frame, ...]] = {}
     for start in range(0, len(wanted), _CHUNK):

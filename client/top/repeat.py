@@ -45,6 +45,10 @@ class Repeater:
             self._paused = paused
             self._changed.notify_all()
 
+    def every(self, interval: float) -> None:
+        """Sets the seconds from one beginning of the work to the next."""
+        self._interval = interval
+
     def hurry(self) -> None:
         """Does the work now; if it is in progress, does it again directly afterwards."""
         with self._changed:

@@ -24,7 +24,7 @@ class Job:
     """A run: its ``word`` from LEVELS, a line about its speed, further lines, and its ranks by number.
 
     ``verdicts``: how many of ``lines``, counted from the first, are findings. ``ended``: when its last rank ended, UTC
-    text; None while a rank lives.
+    None while a rank lives. ``findings``: the open ones, the worst first.
     """
 
     job: str
@@ -36,6 +36,7 @@ class Job:
     verdicts: int
     ranks: tuple[Row, ...]
     ended: str | None = None
+    findings: tuple[Row, ...] = ()
 
     @property
     def level(self) -> int:
@@ -75,6 +76,7 @@ def _job(run: Run, rows: Sequence[Row], frame: Frame) -> Job:
         verdicts,
         tuple(rows),
         None if live else str(standing["ended"] or ""),
+        tuple(findings),
     )
 
 

@@ -10,12 +10,12 @@ import asyncio
 import logging
 import socket
 import ssl
-import struct
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from probing.api.tcp_peer import Connection, peer_user
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.tls import Tls
@@ -26,44 +26,16 @@ __all__ = (
     "peer_name",
 )
 
-_SOCK_DIAG, _BY_FAMILY, _REQUEST, _ANY_COOKIE = 4, 20, 1, 0xFFFFFFFF
-_HEADER = struct.Struct("=IHHII")
-# struct inet_diag_req_v2, and the begin of inet_diag_msg; ports are in network order.
-_QUESTION = struct.Struct("=BBBBI2s2s16s16s3I")
-_SOCKET = struct.Struct("=BBBB2s2s16s16s3I3III")
-_LISTEN = 10
-_ANSWER_S = 0.5
 
-
-def peer_name(connection: socket.socket) -> str:
+def peer_name(connection: Connection) -> str:
     """Returns ``ADDRESS, uid N`` for a peer whose socket is of this network namespace, else ``ADDRESS``; ``unknown``
     for a connection that has ended."""
     try:
-        (address, port), (own, own_port) = connection.getpeername()[:2], connection.getsockname()[:2]
+        address = str(connection.getpeername()[0])
     except OSError:
         return "unknown"
-    uid = _owner(connection.family, (address, port), (own, own_port))
+    uid = peer_user(connection)
     return address if uid is None else f"{address}, uid {uid}"
-
-
-def _owner(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Returns the uid of the owner of the socket that is bound to ``local`` and connected to ``remote``; None if this
-    network namespace has no such socket, or its process has closed it."""
-    try:
-        ends = [socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0") for host, _ in (local, remote)]
-        ports = [port.to_bytes(2, "big") for _, port in (local, remote)]
-        question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF, *ports, *ends, 0, *[_ANY_COOKIE] * 2)
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-            kernel.settimeout(_ANSWER_S)
-            kernel.send(_HEADER.pack(_HEADER.size + len(question), _BY_FAMILY, _REQUEST, 1, 0) + question)
-            answer = kernel.recv(1 << 12)
-    except (OSError, ValueError):
-        return None
-    if len(answer) < _HEADER.size + _SOCKET.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
-        return None
-    _, state, _, _, *found, _, _, _, _, _, _, uid, inode = _SOCKET.unpack_from(answer, _HEADER.size)
-    # If there is no other, the kernel answers with a listening socket; a closed socket has no file, and user 0.
-    return int(uid) if found[:2] == ports and state != _LISTEN and inode else None
 
 
 _C = TypeVar("_C")

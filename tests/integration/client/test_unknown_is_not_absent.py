@@ -23,7 +23,7 @@ Run = Callable[..., tuple[int, str, str]]
 _COMMANDS = (
     *("ps", "ps --ended", "events", "top --once", "nccl", "diagnose", "diagnose --history", "balance", "logs", "rdma"),
     *("net", "net --local", "gpu", "health", "memory", "topo", "ranks check", "stacks", "profile", "query SELECT_OPS"),
-    *("preflight", "flamegraph -F folded"),
+    *("preflight", "flamegraph -F folded", "timeline --job nobody -o nobody.pftrace"),
 )
 _FAILURES: dict[str, ProbingError] = {
     "the collector is gone": PeerError("the collector does not answer", hint="`probingctl status` says why"),

@@ -1,0 +1,231 @@
+"""Writes a timeline as columns that a browser maps as typed arrays: ``application/x-probing-columns``.
+
+The bytes are: ``PRBCOLS1``; the length of the header (u32); the header (JSON, UTF-8); zeros up to a multiple of 8; and
+columns, each at the ``offset`` of its header entry behind that, a multiple of 8. All is little-endian. The header has
+
+* ``from_ns`` and ``to_ns``, UTC ns as text; ``job``; ``notes``; ``left_out``, rows of a section that are not in it;
+* ``sections``: by name ``rows`` and ``columns`` of (``name``, ``type``, ``offset``); the docstrings of ``_operations``
+  and its neighbours name the columns. Times are µs since ``from_ns``; NaN: not known;
+* ``dictionaries``: what numbers of columns refer to, by their place: ``ranks`` (``rank``, ``node``, ``pid``, ``run``),
+  ``comms``, ``comm_sizes``, ``ops``, ``states``, ``evidence``, ``errors``, ``frames``, ``stacks`` (places in
+  ``frames``, outermost first), ``threads``, ``counters`` (``node``, ``device``, ``name``, ``unit``), ``findings``;
+* ``losses``: ``node``, ``rank``, ``pid``, ``from_us``, ``to_us``, ``table``, ``rows``, ``reason``;
+* ``clocks``: ``node``, ``offset_ns``, ``bound_ns``; null where they were not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.api.text import encoded
+from probing.client.profile.model import Frame
+from probing.client.timeline.coding import UNKNOWN, Entries, Ints, Reals, shown
+from probing.client.timeline.model import SPANNING, Columns, Counters, Operations, Samples
+from probing.client.timeline.reading import Timeline
+
+__all__ = ("MAGIC", "MIME", "write_columns")
+
+MAGIC = b"PRBCOLS1"
+MIME = "application/x-probing-columns"
+_TYPES = {"f8": "f64", "f4": "f32", "i4": "i32", "u4": "u32", "u2": "u16", "u1": "u8"}
+_MOST_ROWS = 1_000_000
+_MOST_FRAMES = 200_000
+_Section = dict[str, npt.NDArray[Any]]
+T = TypeVar("T", bound=Columns)
+
+
+def write_columns(timeline: Timeline, sink: IO[bytes], most: int = _MOST_ROWS) -> None:
+    """Writes ``timeline`` to ``sink``, of operations, samples and counters the first ``most`` rows each."""
+    page = _Page(timeline, most)
+    sections = {
+        "steps": page.steps(),
+        "ops": page.read("ops", timeline.operations(), Operations, page.operations),
+        "samples": page.read("samples", timeline.samples(), Samples, page.samples),
+        "counters": page.read("counters", timeline.counters(), Counters, page.counters),
+        "findings": page.findings(),
+    }
+    described, offset = {}, 0
+    for name, section in sections.items():
+        columns = []
+        for column, values in section.items():
+            columns.append({"name": column, "type": _TYPES[values.dtype.str[1:]], "offset": offset})
+            offset += _padded(values.nbytes)
+        described[name] = {"rows": len(next(iter(section.values()))), "columns": columns}
+    header = encoded(json.dumps({"sections": described, **page.header()}, allow_nan=False))
+    sink.write(MAGIC + struct.pack("<I", len(header)) + header + bytes(-(12 + len(header)) % 8))
+    for section in sections.values():
+        for values in section.values():
+            sink.write(values.tobytes() + bytes(-values.nbytes % 8))
+
+
+def _padded(size: int) -> int:
+    return size + -size % 8
+
+
+class _Page:
+    def __init__(self, timeline: Timeline, most: int) -> None:
+        self._timeline = timeline
+        self._names = timeline.names
+        self._most = most
+        self._left_out: dict[str, int] = {}
+        self._frames: Entries[str] = Entries(_MOST_FRAMES, "(others)")
+        self._stacks: dict[int, int] = {}
+        self._stack_frames: list[list[int]] = []
+
+    def read(self, name: str, parts: Iterator[T], kind: type[T], columns: Callable[[T], _Section]) -> _Section:
+        """Returns the first rows of ``parts`` as a section."""
+        sections, rows, before = [columns(kind.joined([]))], 0, self._timeline.unread()
+        for part in parts:
+            kept = part.taken(np.arange(min(len(part), self._most - rows)))
+            sections.append(columns(kept))
+            rows += len(kept)
+            if rows == self._most:
+                left = len(part) - len(kept) + self._timeline.unread() - before
+                self._left_out |= {name: left} if left > 0 else {}
+                break
+        return {column: np.concatenate([section[column] for section in sections]) for column in sections[0]}
+
+    def steps(self) -> _Section:
+        """``rank`` (a place), ``step`` (-1: not known), ``start``, ``end``, ``comm`` and ``wait`` (µs, within it)."""
+        rows = self._timeline.steps
+        return {
+            "rank": rows.process.astype("<u4"),
+            "step": _small(rows.step),
+            "start": self._us(rows.begin),
+            "end": self._us(rows.end),
+            "comm": _real(rows.comm_ns, 1000).astype("<f4"),
+            "wait": _real(rows.wait_ns, 1000).astype("<f4"),
+        }
+
+    def operations(self, rows: Operations) -> _Section:
+        """``rank``, ``comm``, ``op``, ``state``, ``evidence``, ``error`` (places), ``seq``, ``bytes``, ``step`` (-1:
+        not known), ``call``, ``start``, ``done_lo`` and ``done_hi``: the operation ended between the two, or,
+        where both are NaN, has not ended."""
+        # It was not done before its call; without both times an operation has not ended.
+        unseen = (rows.done_lo == UNKNOWN) & (rows.done_hi == UNKNOWN)
+        return {
+            "rank": rows.process.astype("<u4"),
+            "comm": rows.comm.astype("<u2"),
+            "op": rows.op.astype("<u2"),
+            "seq": _real(rows.seq),
+            "call": self._us(rows.call),
+            "start": self._us(rows.start),
+            "done_lo": self._us(np.where(unseen, rows.call, rows.done_lo)),
+            "done_hi": self._us(np.where(rows.done_hi == SPANNING, UNKNOWN, rows.done_hi)),
+            "bytes": _real(rows.size),
+            "state": rows.state.astype("<u1"),
+            "evidence": rows.timing.astype("<u1"),
+            "error": rows.error.astype("<u2"),
+            "step": _small(rows.step),
+        }
+
+    def samples(self, rows: Samples) -> _Section:
+        """``rank``, ``thread``, ``stack`` and ``frame`` (its innermost one), all places; ``start``, ``duration`` (µs),
+        ``count``, ``on_cpu`` (0 or 1)."""
+        numbers, where = np.unique(rows.stack, return_inverse=True)
+        frames = self._timeline.stacks(numbers.tolist())
+        stacks = np.array([self._stack(stack, frames[stack]) for stack in numbers.tolist()], np.int64)
+        inner = np.array([places[-1] for places in self._stack_frames], np.int64)
+        of_thread = np.array([thread.process for thread in self._names.threads.values], np.int64)
+        return {
+            "rank": of_thread[rows.thread].astype("<u4"),
+            "thread": rows.thread.astype("<u4"),
+            "stack": stacks[where].astype("<u4"),
+            "frame": inner[stacks[where]].astype("<u4"),
+            "start": self._us(rows.time),
+            "duration": (rows.duration / 1000).astype("<f4"),
+            "count": np.minimum(rows.count, 2**32 - 1).astype("<u4"),
+            "on_cpu": rows.on_cpu.astype("<u1"),
+        }
+
+    def counters(self, rows: Counters) -> _Section:
+        """``counter`` (a place), ``time``, ``value``."""
+        return {
+            "counter": rows.counter.astype("<u4"),
+            "time": self._us(rows.time),
+            "value": rows.value.astype("<f8"),
+        }
+
+    def findings(self) -> _Section:
+        """``start`` and ``end`` (NaN: the finding is open), in the order of the dictionary."""
+        findings = self._timeline.findings
+        return {
+            "start": self._us(np.array([finding.begin for finding in findings], np.int64)),
+            "end": self._us(np.array([UNKNOWN if at is None else at for _, _, at, *_ in findings], np.int64)),
+        }
+
+    def header(self) -> dict[str, object]:
+        timeline, names = self._timeline, self._names
+        return {
+            "job": shown(timeline.job),
+            "from_ns": str(timeline.begin),
+            "to_ns": str(timeline.end),
+            "notes": timeline.notes,
+            "left_out": self._left_out,
+            "dictionaries": {
+                "ranks": [
+                    {"rank": process.rank, "node": process.node, "pid": process.pid, "run": process.run}
+                    for process in names.processes.values
+                ],
+                "comms": [comm.name or comm.comm for comm in names.comms.values],
+                "comm_sizes": [comm.size for comm in names.comms.values],
+                "ops": names.ops.entries.values,
+                "states": names.states.entries.values,
+                "evidence": names.timings.entries.values,
+                "errors": names.errors.entries.values,
+                "frames": self._frames.values,
+                "stacks": self._stack_frames,
+                "threads": [thread.name for thread in names.threads.values],
+                "counters": [counter._asdict() for counter in names.counters.values],
+                "findings": [
+                    {name: value for name, value in finding._asdict().items() if name not in ("begin", "end")}
+                    for finding in timeline.findings
+                ],
+            },
+            "losses": [
+                {
+                    "node": loss.node,
+                    "rank": None if process is None else names.processes.values[process].rank,
+                    "pid": loss.pid,
+                    "from_us": (loss.begin - timeline.begin) / 1000,
+                    "to_us": (loss.end - timeline.begin) / 1000,
+                    "table": loss.table,
+                    "rows": loss.missing,
+                    "reason": loss.reason,
+                }
+                for loss, process in timeline.losses_of_job()
+            ],
+            "clocks": [
+                {"node": shown(clock.node), "offset_ns": clock.offset_ns, "bound_ns": clock.error_ns}
+                for clock in timeline.clocks
+            ],
+        }
+
+    def _stack(self, number: int, frames: Sequence[Frame]) -> int:
+        if number not in self._stacks:
+            self._stacks[number] = len(self._stack_frames)
+            self._stack_frames.append([self._frames.index(_place(frame)) for frame in frames])
+        return self._stacks[number]
+
+    def _us(self, times: Ints) -> Reals:
+        """Returns times as µs since the begin; the double of a day has a step of 16 ps."""
+        return np.where(times == UNKNOWN, np.nan, (times - self._timeline.begin) / 1000).astype("<f8")
+
+
+def _place(frame: Frame) -> str:
+    where = "" if not frame.file else f" ({frame.file}:{frame.lineno})" if frame.lineno else f" ({frame.file})"
+    return f"{frame.func}{where}"
+
+
+def _small(values: Ints) -> npt.NDArray[np.int32]:
+    return np.where((values < 0) | (values >= 2**31), -1, values).astype("<i4")
+
+
+def _real(values: Ints, divisor: int = 1) -> Reals:
+    return np.where(values == UNKNOWN, np.nan, values / divisor).astype("<f8")
