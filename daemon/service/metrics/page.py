@@ -1,7 +1,4 @@
-"""Makes the families of /metrics from the readings of a scrape, and writes them in Prometheus' text format 0.0.4.
-
-Prometheus' library is imported where it is used, so that a daemon without a page does not have it in memory.
-"""
+"""Makes the families of /metrics from the readings of a scrape, and writes them in Prometheus' text format 0.0.4."""
 
 from __future__ import annotations
 
@@ -9,6 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from probing.api.tables.schema import Row
 from probing.api.text import escape
@@ -178,9 +179,6 @@ class RequestTimes:
     """The lengths of the calls and queries that this node has answered. Safe for many threads."""
 
     def __init__(self) -> None:
-        import prometheus_client
-        from prometheus_client import CollectorRegistry, Histogram
-
         # This attribute of prometheus_client has no type.
         without_times: Any = prometheus_client.disable_created_metrics
         without_times()
@@ -210,8 +208,6 @@ class RequestTimes:
 
 def page_text(readings: Readings, times: RequestTimes) -> bytes:
     """Returns the text of the page."""
-    from prometheus_client import generate_latest
-
     found: Any = _Collected(readings, times)
     return generate_latest(found)
 
@@ -240,8 +236,6 @@ class _Collected:
 
 
 def _metric(family: _Family) -> Any:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-
     kind = CounterMetricFamily if family.counter else GaugeMetricFamily
     made = kind(family.name, family.doc, labels=family.labels)
     for key, value in family.values.items():
