@@ -14,7 +14,7 @@ __all__ = ("Link", "Map", "Session")
 
 
 class Map(Protocol):
-    """``bpf.maps.Map``: documented there."""
+    """The methods of ``bpf.maps.Map``, which documents them."""
 
     def lookup(self, key: Any) -> Any: ...
 
@@ -26,7 +26,7 @@ class Map(Protocol):
 
 
 class Link(Protocol):
-    """``bpf.links.Link``: a program placed somewhere."""
+    """The methods of ``bpf.links.Link``: a program that is attached somewhere."""
 
     @property
     def program(self) -> str: ...
@@ -36,7 +36,7 @@ class Link(Protocol):
 
 
 class Session(Protocol):
-    """``bpf.session.Session``: documented there."""
+    """The methods of ``bpf.session.Session``, which documents them."""
 
     @property
     def features(self) -> Features: ...

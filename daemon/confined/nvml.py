@@ -31,8 +31,7 @@ from probing.daemon.ipc import Channel, ChannelClosed
 __all__ = ("main",)
 
 MEMORY_BYTES = 8 << 30
-# For the whole life of the process, some months at 1 % of a core; the kernel ends a process that reaches it, and
-# another is started.
+# CPU time for the life of the process: months at 1 % of a core. Then another process is started.
 CPU_SECONDS = 86_400
 # The driver opens these files to read and write, and controls them by ioctl.
 _DEVICES = ("/dev/nvidiactl", "/dev/nvidia[0-9]*", "/dev/nvidia-caps", "/dev/nvidia-nvswitch*")

@@ -42,8 +42,7 @@ __all__ = ("main",)
 MEMORY_BYTES = 3 << 30
 # For the life of the process, s: the kernel ends it then, and the pool starts another.
 CPU_SECONDS = 600
-# CPU time for one request, s; libtorch_cpu takes 0.2 s. The timer's signal repeats, since code that catches all
-# exceptions may go on.
+# CPU time for a request, s; libtorch_cpu takes 0.2 s. The signal repeats, because code may catch the error.
 REQUEST_CPU_S = 10.0
 SYMBOLS_CPU_S = 3.0
 _AGAIN_S = 0.1

@@ -30,7 +30,7 @@ ORDER BY (coalesce(found_by, {node}) = {node}) DESC, (state = 'open') DESC, ts D
 
 
 class _Collector(Protocol):
-    """``service.collector_client.CollectorClient``."""
+    """The methods of ``service.collector_client.CollectorClient`` that this module uses."""
 
     def live(self, table: str, timeout: float) -> bytes: ...
 

@@ -59,7 +59,9 @@ class Damaged(CorruptTarget):
 
 
 class Attribute(NamedTuple):
-    """``name``: DW_AT_*, ``form``: DW_FORM_*, ``implicit``: its value if the form is implicit_const."""
+    """An attribute of an entry. ``name``: DW_AT_*, ``form``: DW_FORM_*, ``implicit``: its value if the form is
+    implicit_const.
+    """
 
     name: int
     form: int

@@ -39,7 +39,7 @@ _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class LogSource(Source):
-    """``enabled`` returns whether the lines of a process are recorded now."""
+    """The source of lines of output. ``enabled`` returns whether the lines of a process are recorded now."""
 
     name = "logs"
     table = TABLE

@@ -168,7 +168,7 @@ class Discovery:
         self._identification.post("membership", (pid, start_ns), membership)
 
     def on_issuer(self, pid: int, start_ns: int, tid: int) -> None:
-        """Queues that thread ``tid`` issues most collectives of a process. The thread trains if it runs Python."""
+        """Queues the fact that thread ``tid`` calls most collectives of a process; it trains if it runs Python."""
         self._identification.post("issuer", ProcessKey(pid, start_ns), tid)
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:

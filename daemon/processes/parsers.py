@@ -93,7 +93,7 @@ class ParserPool:
                 answer = self._ask(header, payload, fds, deadline)
             except ChannelClosed as e:
                 raise TargetTimeout(
-                    "the parser ended over a file", hint="the file asks for more than a parser may use"
+                    "the parser ended while it read a file", hint="the file asks for more than a parser may use"
                 ) from e
         answer.close_fds()
         with contextlib.suppress(ValueError):

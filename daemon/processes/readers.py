@@ -15,7 +15,7 @@ _Target = tuple[int, int]
 
 
 class Readers(Protocol):
-    """``processes.reader_pool.ReaderPool``: documented there."""
+    """The methods of ``processes.reader_pool.ReaderPool``, which documents them."""
 
     size: int
 
@@ -43,7 +43,7 @@ class Readers(Protocol):
 
 
 class Parsers(Protocol):
-    """``processes.parsers.ParserPool``: documented there."""
+    """The methods of ``processes.parsers.ParserPool``, which documents them."""
 
     def call(
         self, op: str, payload: bytes = b"", *, fds: Sequence[int] = (), timeout: float = 10.0, **args: Any

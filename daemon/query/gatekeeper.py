@@ -27,7 +27,7 @@ class Gatekeeper:
     """Runs ``gate.check`` in workers; safe for many threads."""
 
     def __init__(self, pool: WorkerPool) -> None:
-        """``pool``: workers of the role ``gate``."""
+        """Makes the gatekeeper. ``pool``: workers of the role ``gate``."""
         self._pool = pool
         self._slots = QuerySlots(CONCURRENT)
 

@@ -25,8 +25,7 @@ from probing.daemon.store.log.cache import LogCache
 
 __all__ = ("Database", "Job", "Outcome")
 
-# The bytes of rows held back before the first piece is sent: if an error occurs before then, a retry sends no row
-# twice.
+# The bytes of rows that are held back first: after an error until then a retry sends no row twice.
 FIRST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 16_384
@@ -122,8 +121,7 @@ class Database:
         self._job = job
         self._instance = instance
         self._outcome = outcome
-        # The views have only these columns: DuckDB binds each column of a view twice, which takes longer than most
-        # queries.
+        # The views have only these columns: DuckDB binds each column of a view twice, which takes long.
         self._columns = job.columns
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._sent = 0

@@ -44,7 +44,7 @@ class WorkerPool:
     """
 
     def __init__(self, path: str, policy: Policy = QUERY) -> None:
-        """``policy``: QUERY or GATE, perhaps with other numbers."""
+        """Makes the pool. ``policy``: QUERY or GATE; tests change single values of these."""
         self._pool = Pool(path, policy)
         self._checks = policy.greeting == GATE.greeting
 

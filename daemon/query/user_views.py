@@ -40,7 +40,7 @@ class UserViews:
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``users`` returns the tables of users' probes, which views may read, too."""
+        """Makes the views. ``users`` returns the tables of users' probes, which views may read, too."""
         self._directory = Path(directory)
         self._users = users
         self._now_s = now_s

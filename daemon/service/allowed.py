@@ -22,8 +22,7 @@ AGAIN_S = 30.0
 MAX_NAMES = 4096
 # How long an address outside the networks is reported after a call wanted it, s.
 SAID_S = 60.0
-# Blocks of addresses that each count as one site: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598),
-# link-local.
+# Blocks of addresses that count as one site: loopback, private, shared (RFC 6598), link-local.
 _SITES = tuple(
     map(
         ipaddress.ip_network,

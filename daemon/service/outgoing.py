@@ -180,7 +180,9 @@ IDLE_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """``users``: calls in flight; ``used``: when the last call ended, by the clock of the event loop."""
+    """A connection to a peer. ``users``: the number of its calls in flight; ``used``: when the last call ended, by the
+    clock of the event loop.
+    """
 
     channel: grpc.aio.Channel
     stub: Any

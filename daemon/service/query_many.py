@@ -54,8 +54,8 @@ class QueryMany:
     """Answers QueryMany. Belongs to one event loop."""
 
     def __init__(self, outgoing: Outgoing, limits: Limits, *, kept: int = MAX_KEPT) -> None:
-        """``kept``: the number of channels to peers that stay open; gRPC closes their connections when they
-        are idle.
+        """Makes the answering of QueryMany. ``kept``: the number of channels to peers that stay open; gRPC closes their
+        connections when they are idle.
         """
         self._outgoing = outgoing
         self._limits = limits

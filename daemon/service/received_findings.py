@@ -39,7 +39,7 @@ _Row = Mapping[str, Any]
 
 
 class _Watch(Protocol):
-    """``diagnose.watch.JobWatch``."""
+    """The methods of ``diagnose.watch.JobWatch`` that this module uses."""
 
     def watches(self, job: str, run: str) -> bool: ...
 
@@ -47,7 +47,7 @@ class _Watch(Protocol):
 
 
 class _Parts(Protocol):
-    """``coordination.proofs.Proofs``."""
+    """The methods of ``coordination.proofs.Proofs`` that this module uses."""
 
     def claims(self, job: str, run: str) -> Collection[str]: ...
 
@@ -152,7 +152,7 @@ class ReceivedFindings:
             if own and (node == self._node) != (rank in own):
                 raise PrivilegeError(f"rank {rank} is not on node {node}")
             if node not in (self._node, sender) and (sender > self._node or (node and node not in claims)):
-                raise PrivilegeError(f"rank {rank} of node {node} is not for it to name")
+                raise PrivilegeError(f"rank {rank} of node {node} must not be named by it")
         if not {node for _, node in _named(row, "stacks")} <= {self._node, sender, *claims}:
             raise PrivilegeError("it has stacks of nodes that do not take part")
 

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveProcesses(Processes, Protocol):
-    """``processes.discovery.Discovery``."""
+    """The methods of ``processes.discovery.Discovery`` that this module uses."""
 
     def live(self) -> list[Identity]: ...
 

@@ -30,7 +30,9 @@ class UserTables(Mapping[str, Table]):
     """
 
     def __init__(self, file: Path) -> None:
-        """``file`` is read now, and written when a table changes. A damaged file is ignored with a warning."""
+        """Reads the tables from ``file``, which is written when a table changes. A damaged file is ignored with a
+        warning.
+        """
         self._file = file
         self._lock = threading.Lock()
         self._user: dict[str, Table] = self._read()

@@ -129,8 +129,7 @@ def _load(db: duckdb.DuckDBPyConnection, plan: Plan, nodes: Sequence[Sequence[pa
         if nodes:
             # One insert for all nodes: a statement costs more than the few rows of an answer.
             answers = pa.concat_tables([tables[number] for tables in nodes])
-            # DuckDB reads thousands of small chunks slowly, so a small answer is copied into one chunk; a large answer
-            # is not copied.
+            # DuckDB reads many small chunks slowly, so a small answer is copied into one chunk.
             db.register("arrow_answers", answers.combine_chunks() if answers.nbytes < _SMALL else answers)
             db.execute(f"INSERT INTO {sql_table(part.table)} SELECT * FROM arrow_answers")
             db.unregister("arrow_answers")

@@ -78,7 +78,7 @@ class Catalog:
     """Empty copies of tables, with which queries are bound. Hold ``lock`` over several calls."""
 
     def __init__(self, schemas: Mapping[str, pa.Schema]) -> None:
-        """``schemas``: the tables as queries on a node see them, by ``schema.table``."""
+        """Makes the catalog. ``schemas``: the tables as queries on a node see them, by ``schema.table``."""
         self._schemas = schemas
         self._db = open_database(memory_limit="256MiB", threads=1)
         self.lock = threading.RLock()

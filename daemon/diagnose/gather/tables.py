@@ -22,7 +22,7 @@ Rows = Mapping[str, Sequence[Row]]
 
 
 class Queries(Protocol):
-    """``query.engine.Engine``."""
+    """The methods of ``query.engine.Engine`` that this module uses."""
 
     def run_all(
         self, statements: Sequence[str], *, timeout: float, max_bytes: int, rows_only: bool
@@ -30,7 +30,7 @@ class Queries(Protocol):
 
 
 class Collector(Protocol):
-    """``service.collector_client.CollectorClient``."""
+    """The methods of ``service.collector_client.CollectorClient`` that this module uses."""
 
     def live(self, table: str, timeout: float) -> bytes: ...
 

@@ -75,8 +75,7 @@ def _ending(records: Array, pair: ClockPair) -> dict[str, pa.Array[Any]]:
         "step": pa.nulls(len(records), pa.int64()),
         "launch_ns_after": _after(records["t_launch"], call),
         "start_ns_after": _after(records["t_start"], call),
-        # An exact end is stored as done_hi_ns, an end without an upper bound as done_lo_ns; for other ends the view
-        # computes both bounds from done_hi and done_within_ns.
+        # Exact ends are stored as done_hi_ns, ends without an upper bound as done_lo_ns; a view computes others.
         "done_lo_ns": _after(np.where(exact | ~open_ended, 0, low), call),
         "done_hi_ns": _after(np.where(exact, high, 0), call),
         "done_hi": columns.times(high.astype(np.int64) + pair.mono_to_utc_ns, exact | open_ended),

@@ -52,7 +52,9 @@ class RasSilent(TargetTimeout):
 
 
 class RasAnswer(NamedTuple):
-    """``form``: json, or text from NCCL before 2.28.7. ``protocol``: the server's protocol version, 0 if unreadable."""
+    """An answer of RAS. ``form``: json, or text from NCCL before 2.28.7. ``protocol``: the server's protocol version, 0
+    if unreadable.
+    """
 
     report: bytes
     form: str
@@ -138,8 +140,7 @@ class _Talk:
 
 
 CONNECT_S = 1.0
-# The forms that ncclSocketGetAddrFromString (src/misc/socket.cc) accepts: HOST:PORT, or [IPv6]:PORT, also with
-# %INTERFACE.
+# Forms of ncclSocketGetAddrFromString (src/misc/socket.cc): HOST:PORT, [IPv6]:PORT, also with %INTERFACE.
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([A-Za-z0-9.-]{1,64})):([0-9]{1,5})")
 _LOCALHOST = ("127.0.0.1", "::1")
 
@@ -150,7 +151,7 @@ class NobodyListens(TargetError):
 
 @dataclass(frozen=True, slots=True)
 class RasAddress:
-    """``hosts``: IP addresses; the first address that accepts a connection is used."""
+    """The address of RAS. ``hosts``: IP addresses; the first address that accepts a connection is used."""
 
     hosts: tuple[str, ...]
     port: int

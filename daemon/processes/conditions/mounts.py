@@ -22,7 +22,8 @@ _SERVED = re.compile(r"fuse|nfs|lustre|ceph|cifs|smb|gpfs|beegfs|gfs|ocfs|9p|afs
 
 
 class Mount(NamedTuple):
-    """``root``: the directory of the file system that is mounted at ``point``. ``options``: options of the file system.
+    """A mount. ``root``: the directory of the file system that is mounted at ``point``. ``options``: options of the
+    file system.
 
     ``root`` and ``point`` are the kernel's bytes, the other texts are clean. ``device``: major:minor of the file
     system; ``source``: the device or server that was mounted.

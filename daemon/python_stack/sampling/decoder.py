@@ -37,7 +37,7 @@ Missing = dict[ProcessKey, list[CodeKey]]
 
 
 class Peeked(Protocol):
-    """``bpf.ring.Drained``."""
+    """The attributes of ``bpf.ring.Drained`` that the decoder uses."""
 
     @property
     def records(self) -> npt.NDArray[Any]: ...
@@ -47,7 +47,7 @@ class Peeked(Protocol):
 
 
 class SampleRing(Protocol):
-    """``bpf.ring.Ring``, as far as it is peeked at."""
+    """The methods of ``bpf.ring.Ring`` with which a ring is read without being drained."""
 
     @property
     def size(self) -> int: ...

@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class SamplerKernel(Kernel, Protocol):
-    """``programs.SamplingPrograms``: documented there."""
+    """The methods of ``programs.SamplingPrograms``, which documents them."""
 
     @property
     def clock_refused(self) -> str: ...

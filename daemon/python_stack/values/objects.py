@@ -73,7 +73,7 @@ class Type(NamedTuple):
 
     @property
     def short(self) -> str:
-        """``__name__``."""
+        """The name of the type, ``__name__``."""
         return self.name.rpartition(".")[2]
 
 

@@ -181,8 +181,7 @@ class _Import:
 
     def _take_good(self, unit: Unit, fd: int, sha: str, older: Sequence[Entry]) -> None:
         if unit.void_from is not None:
-            # Which records count depends on the part after this one: before another part the same bytes stand for other
-            # rows.
+            # Which records count depends on the next part: before another part the same bytes stand for other rows.
             sha = f"{sha}<{unit.void_from}"
         known = self._journal.find(sha)
         if known is not None and known.done:

@@ -41,8 +41,7 @@ __all__ = (
 PART_MAGIC = b"PRBNGLOG"
 MAX_HEADER = 1 << 20
 MAX_RECORD = 1 << 28
-# Small drains are compressed: they are mostly Arrow metadata, which is mostly zeros. Compressing large drains costs
-# more than it gains.
+# Only small drains are compressed: they are mostly Arrow metadata, and that is mostly zeros.
 COMPRESS_BELOW = 1 << 16
 
 # magic, format version, length of the JSON, CRC32 of these and the JSON

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class OffCpuKernel(Protocol):
-    """``kernel_entries.OffCpuEntries``: the entries of threads whose switches the programs see."""
+    """The methods of ``kernel_entries.OffCpuEntries``: the entries of threads whose switches the programs see."""
 
     @property
     def room(self) -> tuple[int, int]:
