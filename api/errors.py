@@ -3,7 +3,7 @@
 ::
 
     ProbingError
-    ├── UsageError            the command line or a request makes no sense (exit 2)
+    ├── UsageError            the command line or a request is invalid (exit 2)
     ├── ConfigError           the configuration file
     ├── PrivilegeError        a right or a kernel feature is missing
     │   └── Unauthenticated   the token is missing or wrong

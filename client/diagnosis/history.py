@@ -73,7 +73,9 @@ def show_finding(settings: Settings, cluster: Cluster, name: str, job: str | Non
     ids = sorted({row["finding_id"] for row in exact or rows})
     if len(ids) > 1:
         more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
-        raise UsageError(f"{name} fits several findings: {', '.join(ids[:_MOST_NAMED])}{more}", hint="give all of it")
+        raise UsageError(
+            f"{name} fits several findings: {', '.join(ids[:_MOST_NAMED])}{more}", hint="give the whole id"
+        )
     if not ids and (silent := silent_nodes(cluster, asked)):
         raise partial(f"finding {name} is not", silent)
     if not ids:

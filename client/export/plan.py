@@ -148,7 +148,9 @@ def _table_names(text: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip().lower() for part in (text or "").split(",") if part.strip()))
     for name in names:
         if _NAME.fullmatch(name) is None:
-            raise UsageError(f"{name} is no name of a table", hint="for example --tables comm.ops,python.samples")
+            raise UsageError(
+                f"{name} is not a valid name of a table", hint="for example --tables comm.ops,python.samples"
+            )
     return names
 
 

@@ -99,7 +99,7 @@ def evaluate(
             if not _step(op, cursor, stack, registers, read):
                 return None
         except (IndexError, ZeroDivisionError) as e:
-            raise CorruptTarget("an expression in call frame information makes no sense") from e
+            raise CorruptTarget("an expression in call frame information is malformed") from e
     raise CorruptTarget("an expression in call frame information has no value")
 
 

@@ -44,7 +44,7 @@ class ParserPool:
         """Returns the symbols of the ELF file ``fd`` whose names match ``patterns``; keys: ``confined/parser.py``.
 
         The caller keeps ``fd``. Answers and refusals are cached by (device, inode, size, mtime). Raises
-        UnsupportedTarget for a file that makes no sense or asks for too much, TargetTimeout for no answer in time.
+        UnsupportedTarget for a file that is malformed or asks for too much, TargetTimeout for no answer in time.
         """
         found = os.fstat(fd)
         key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, tuple(patterns))
@@ -93,7 +93,7 @@ class ParserPool:
                 answer = self._ask(header, payload, fds, deadline)
             except ChannelClosed as e:
                 raise TargetTimeout(
-                    "the parser ended while it read a file", hint="the file asks for more than a parser may use"
+                    "the parser process ended while it read a file", hint="the file asks for more than a parser may use"
                 ) from e
         answer.close_fds()
         with contextlib.suppress(ValueError):

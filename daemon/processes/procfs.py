@@ -123,7 +123,7 @@ def parse_status(data: bytes) -> dict[str, list[int]]:
             except ValueError as e:
                 raise CorruptTarget("status of a process holds no numbers") from e
     if not found.get("Uid"):
-        raise CorruptTarget("status of a process has no Uid")
+        raise CorruptTarget("/proc/PID/status of a process has no line Uid")
     return found
 
 

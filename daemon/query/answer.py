@@ -86,7 +86,7 @@ def statement_end(answer: Mapping[str, Any], index: int, statement: Checked | Pr
             return StatementEnd(index, 0, warnings, error_of(error))
         return StatementEnd(index, int(answer["rows"]), warnings)
     except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise InternalError("a worker's answer makes no sense") from e
+        raise InternalError("a worker's answer is malformed") from e
 
 
 def end_of(answer: Mapping[str, Any], rows: int, scanned: int, warnings: list[str], *, complete: bool) -> End:
@@ -96,4 +96,4 @@ def end_of(answer: Mapping[str, Any], rows: int, scanned: int, warnings: list[st
             raise ValueError("a statement has no answer")
         return End(rows, scanned + int(answer["tail_rows"]), [*warnings, *map(str, answer["warnings"])])
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError("a worker's answer makes no sense") from e
+        raise InternalError("a worker's answer is malformed") from e

@@ -76,7 +76,7 @@ def _answers(payload: bytes, known: Mapping[str, Table], count: int) -> list[Che
     try:
         found = [error_of(one["error"]) if "error" in one else _checked(one, known) for one in json.loads(payload)]
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise InternalError("the gate's answer makes no sense") from e
+        raise InternalError("the gate's answer is malformed") from e
     if len(found) != count:
         raise InternalError("the gate did not answer every statement")
     return found

@@ -64,11 +64,11 @@ class Job:
 
     @classmethod
     def unpack(cls, header: Mapping[str, Any], payload: bytes) -> Job:
-        """Returns the job in the engine's message. Raises InternalError for a message that makes no sense."""
+        """Returns the job in the engine's message. Raises InternalError for a message that is malformed."""
         try:
             return cls._unpack(header, memoryview(payload))
         except (AttributeError, KeyError, OSError, TypeError, ValueError, FormatError, pa.ArrowException) as e:
-            raise InternalError(f"a request for a query makes no sense: {type(e).__name__}: {e}") from e
+            raise InternalError(f"a request for a query is malformed: {type(e).__name__}: {e}") from e
 
     @classmethod
     def _unpack(cls, header: Mapping[str, Any], payload: memoryview) -> Job:

@@ -188,7 +188,7 @@ def _body(message: Message) -> dict[str, Any]:
     try:
         return {**message.header, **json.loads(message.payload)}
     except (ValueError, TypeError) as e:
-        raise InternalError("the collector's answer is no JSON object") from e
+        raise InternalError("the collector's answer is not a JSON object") from e
 
 
 def _snapshot(found: Any, needs: Mapping[str, Need]) -> QuerySnapshot:
@@ -202,4 +202,4 @@ def _snapshot(found: Any, needs: Mapping[str, Need]) -> QuerySnapshot:
         missing = [str(text) for text in found.get("missing", ())]
         return QuerySnapshot(segments, [(str(part["path"]), int(part["length"])) for part in parts], missing)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise InternalError("the collector's snapshot makes no sense") from e
+        raise InternalError("the collector's snapshot is malformed") from e

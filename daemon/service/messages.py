@@ -26,7 +26,7 @@ def status_fields(status: Mapping[str, Any]) -> pb.StatusReply:
     try:
         return ParseDict(dict(status), pb.StatusReply(), ignore_unknown_fields=True)
     except ParseError as e:
-        raise InternalError(f"the collector's status makes no sense: {e}") from e
+        raise InternalError(f"the collector's status is malformed: {e}") from e
 
 
 def status_for_jobs(status: pb.StatusReply) -> pb.StatusReply:

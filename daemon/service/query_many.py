@@ -191,7 +191,7 @@ class _Question:
         common, single = self._authorizations
         authorization = single.get(address) or common
         if authorization.startswith(shown("")) and not self._outgoing.vouches(address):
-            raise PrivilegeError(f"nothing proves the name of {address} to this node: it is not shown your token")
+            raise PrivilegeError(f"the name of {address} is not proven to this node, so it is not shown your token")
         metadata = self._outgoing.passed_on(address, authorization)
         held: list[int] = []
         channel = await self._channels.take(address)

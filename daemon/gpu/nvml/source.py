@@ -139,7 +139,7 @@ class NvmlSource(Source):
                 self._add({"event": "driver_lost", "detail": failure.text})
 
     def _take(self, found: Reading, now: float) -> None:
-        """Makes rows from an answer. After an answer that makes no sense the process is started again, and the devices
+        """Makes rows from an answer. After an answer that is malformed the process is started again, and the devices
         are dropped."""
         try:
             self._took(found, now)
@@ -147,7 +147,7 @@ class NvmlSource(Source):
             _log.debug("a strange answer", exc_info=e)
             self._fleet = Fleet()
             self._session.again()
-            self._failed(Failure("ended", f"the answer of the process that asks the driver makes no sense: {e!r:.80}"))
+            self._failed(Failure("ended", f"the answer of the process that asks the driver is malformed: {e!r:.80}"))
 
     def _took(self, found: Reading, now: float) -> None:
         content, pair = found.content, self._clock.pair()

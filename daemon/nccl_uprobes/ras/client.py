@@ -197,7 +197,7 @@ def connect_ras(address: RasAddress, namespace: int | None = None, timeout: floa
             if isinstance(e, TimeoutError):
                 raise TargetTimeout(f"NCCL RAS accepts no connection at {address}") from e
             if e.errno == errno.EADDRNOTAVAIL and not ipaddress.ip_address(host).is_loopback:
-                raise UnsupportedTarget(f"NCCL_RAS_ADDR is no address of this machine: {host}") from e
+                raise UnsupportedTarget(f"NCCL_RAS_ADDR is not an address of this machine: {host}") from e
             continue
         return connection
     raise NobodyListens(f"no NCCL RAS listens at {address}")

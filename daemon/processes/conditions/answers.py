@@ -56,5 +56,5 @@ class ConditionAnswers:
             return None
         found = json.loads(answer.payload)
         if not isinstance(found, list | None):
-            raise InternalError("a reader's list of processes is no list")
+            raise InternalError("a reader's list of processes is not a list")
         return found

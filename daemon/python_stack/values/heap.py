@@ -91,7 +91,7 @@ class Heap:
         """
         data = self.peek(address, size)
         if len(self._noted) >= MAX_NOTED:
-            raise CorruptTarget("it is made of too many parts")
+            raise CorruptTarget("the value has too many parts")
         self._noted[address, size] = (counted, data)
         return data
 

@@ -147,7 +147,7 @@ class Walker:
             self._load(self._snapshot.load, [(address + o, 8) for o in offsets])
             following = self._snapshot.get(address + layout.interp_next, 8)
             if following is None:
-                raise CorruptTarget("the list of interpreters leads nowhere")
+                raise CorruptTarget("the list of interpreters has an invalid address")
             self.links.append(((address + layout.interp_next, 8), (0,), following))
             found[address] = None
             address = word(following, 0)

@@ -64,7 +64,9 @@ def _is_imported(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> b
     )
     if inside and sum(old.rows for _, old in known) == span.rows:
         return True
-    raise FormatError(f"some of its rows were imported before from other files of {unit.node}: none is taken again")
+    raise FormatError(
+        f"some of its rows were imported earlier from other files of {unit.node}: no row is imported again"
+    )
 
 
 # The rows of one record. An interrupted import goes on at a multiple of this number, so it must never change.

@@ -52,7 +52,7 @@ class StreamWriters:
     def _schema(self, name: str) -> pa.Schema:
         table = self._tables.get(name)
         if table is None or table.live:
-            raise InternalError(f"{name} is no stored table")
+            raise InternalError(f"{name} is not a stored table")
         return table.physical
 
 
