@@ -1,6 +1,6 @@
 """The settings of a command: which nodes to ask, how long to wait, and the format and file of the answer.
 
-/.config``.~/.config``.
+The defaults come from ``probing/client.toml`` in XDG_CONFIG_HOME, by default ``~/.config``.
 """
 
 from __future__ import annotations

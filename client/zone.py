@@ -1,6 +1,7 @@
 """The time zone in which probingctl shows and reads times, and times as texts in it.
 
-/.config``.~/.config``.
+The zone is UTC unless --tz or the configuration names another. The configuration is ``probing/client.toml`` in
+XDG_CONFIG_HOME, by default ``~/.config``.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class ProbesConfig(NamedTuple):
         50_000
     )
     ring_bytes: Annotated[
-        int, Option("bytes of the ring of collectives, 300 an operation; a power of two", 1 << 16)
+        int, Option("bytes of the ring of collectives, a power of two; an operation takes 300", 1 << 16)
     ] = 16 << 20
     recordings: Annotated[str, Option("directory for recordings of what the rings held; empty: none are made")] = ""
     fuse: Annotated[bool, Option("probe libraries on FUSE, too; a FUSE server that hangs can then stop all forks")] = (
@@ -186,7 +186,7 @@ class SamplingConfig(NamedTuple):
     hz: Annotated[int, Option("samples of Python stacks a second and CPU; 0: none", 0, 999)] = 19
     off_cpu: Annotated[bool, Option("sample also the time in which threads are off the CPU")] = True
     ring_bytes: Annotated[
-        int, Option("bytes of the ring of samples, 2 KB each, a power of two; 0: by the number of CPUs", 0)
+        int, Option("bytes of the ring of samples, a power of two; a sample takes 2 KB; 0: by the number of CPUs", 0)
     ] = 0
     risk_freeze: Annotated[bool, Option("sample also on kernels that are known to freeze from it")] = False
 

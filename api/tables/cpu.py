@@ -86,9 +86,7 @@ _UTILIZATION = (
         I64,
         "Time in the interval for which the CPU quota stopped the threads of these control groups, ns.",
     ),
-    Column(
-        "cpu_quota", F64, "CPUs that the quota of the closest of these control groups allows; NULL without a quota."
-    ),
+    Column("cpu_quota", F64, "Number of CPUs that the quota of these control groups allows; NULL without a quota."),
 )
 
 UTILIZATION = Table(

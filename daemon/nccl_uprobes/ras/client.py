@@ -85,7 +85,7 @@ class _Talk:
             raise RasSilent("NCCL RAS takes the connection and does not answer") from e
         self._deadline = whole
         if not greeting.upper().startswith(b"SERVER PROTOCOL "):
-            raise UnsupportedTarget("what listens there is no NCCL RAS")
+            raise UnsupportedTarget("the listener at this address is not NCCL RAS")
         number = greeting[16:].strip()
         self._command(b"TIMEOUT %d" % COLLECT_S)
         form = "json" if self._command(b"SET FORMAT json").upper() == b"OK" else "text"
@@ -108,7 +108,7 @@ class _Talk:
     def _line(self) -> bytes:
         while (end := self._read.find(b"\n")) < 0:
             if len(self._read) > MAX_LINE:
-                raise UnsupportedTarget("what listens there is no NCCL RAS: a line does not end")
+                raise UnsupportedTarget("the listener at this address is not NCCL RAS: a line does not end")
             if not self._receive():
                 raise UnsupportedTarget("NCCL RAS closed the connection before it answered")
         line = bytes(self._read[:end])

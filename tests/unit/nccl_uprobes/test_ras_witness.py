@@ -179,7 +179,7 @@ def test_a_stranger_at_the_port_is_a_loss_once(world: World) -> None:
     witness = world.witness(world.listen(manner="stranger").port)
     witness.ask_all()
     witness.ask_all()
-    assert [loss.reason for loss in world.losses] == ["what listens there is no NCCL RAS"]
+    assert [loss.reason for loss in world.losses] == ["the listener at this address is not NCCL RAS"]
     world.living = []
     witness.ask_all()
     assert witness.reason == ""
