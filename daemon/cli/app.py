@@ -42,7 +42,7 @@ _READS: dict[str, tuple[str, ...]] = {
     "import": ("state_dir", "node_name", "store.max_bytes", "store.keep_free_bytes"),
     "verify": ("state_dir",),
 }
-# The exit code of a shell whose child was ended by Ctrl-C.
+# The exit code after Ctrl-C, the same that a shell gives.
 _INTERRUPTED = 130
 # The length of the longest option, plus two spaces.
 _OPTION_WIDTH = 34

@@ -119,8 +119,7 @@ class StepDetector:
         share = _SHARE_AFTER_LOSS if self._last is not None else _SHARE
         self._search_at = history.added + (max(known // share, 4) if known < WINDOW else known)
         waiting = history.waiting
-        # After the pattern was lost, the next operations may be a whole validation, which has no steps: so parts are
-        # searched, too.
+        # The next operations may be a whole validation without steps, so parts are searched, too.
         for part in (1, 4, 16) if self._last is not None else (1,):
             begin = len(waiting) - len(waiting) // part
             if len(waiting) - begin >= _FIRST_SEARCH and (period := find_period(waiting[begin:])) is not None:

@@ -152,7 +152,9 @@ def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positi
     if len(meta) > MAX_HEADER:
         raise FormatError(f"the header of a record has {len(meta)} bytes, more than {MAX_HEADER}")
     if len(raw) > MAX_RECORD:
-        raise FormatError(f"a record of {len(raw)} bytes is larger than {MAX_RECORD}", hint="drain less at once")
+        raise FormatError(
+            f"a record of {len(raw)} bytes is larger than {MAX_RECORD}", hint="drain fewer records at once"
+        )
     stored, codec = raw, _PLAIN
     if len(raw) < COMPRESS_BELOW:
         stored, codec = pa.Codec("zstd", 1).compress(raw, asbytes=True), _ZSTD
