@@ -72,7 +72,7 @@ class _KnownBug(NamedTuple):
 _BUGS = (
     _KnownBug(
         re.compile(r"ncclLocalOpAppend"),
-        "NCCL before 2.29.3 loses slots of its proxy on aarch64, until a launch waits for one for ever"
+        "NCCL before 2.29.3 loses slots of its proxy on aarch64, until a launch waits for one forever"
         " (NVIDIA/nccl#2353): update it, or see what its proxy thread waits for",
     ),
     _KnownBug(

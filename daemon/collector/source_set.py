@@ -113,7 +113,7 @@ class SourceSet:
             source.start()
 
     def settings_changed(self) -> list[ProbedLibrary]:
-        """Tells the sources that settings changed. Returns the libraries that have to be attached anew."""
+        """Tells the sources that settings changed. Returns the libraries that have to be attached again."""
         return [library for source in self._sources if source.settings_changed() for library in source.libraries]
 
     def pause(self, paused: bool, mono_ns: int) -> None:

@@ -1,6 +1,6 @@
 """The process that talks to NVIDIA's driver. Its only right is to open the device files of the GPUs.
 
-A call into the driver may hang for ever, and the driver may crash the process, so it does nothing else. It answers
+A call into the driver may hang forever, and the driver may crash the process, so it does nothing else. It answers
 requests on descriptor 0 until the connection closes:
 
 * ``ping``: header ``pid``.

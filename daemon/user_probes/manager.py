@@ -154,7 +154,7 @@ class UserProbes(Source):
         self._worker.wake()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Attaches the probes anew, as the new program maps other libraries."""
+        """Attaches the probes again, as the new program maps other libraries."""
         self._replaced.append(ProcessKey(pid, start_ns))
         self._worker.wake()
 

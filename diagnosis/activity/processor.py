@@ -71,7 +71,7 @@ def find_collecting(scene: Scene) -> Seen | None:
 
 
 def find_matching(scene: Scene) -> Seen | None:
-    """Returns whether the main thread matches a regular expression, which may take for ever if it backtracks."""
+    """Returns whether the main thread matches a regular expression, which may take forever if it backtracks."""
     inner = scene.python[0] if scene.python else None
     in_module = inner is not None and inner.file.endswith(REGEX_FILES) and inner.func in _MATCHES
     still = scene.main is not None and not scene.main.moving

@@ -156,7 +156,7 @@ def _narrow(node: NodeFacts, gpu: Gpu) -> Iterator[Symptom]:
         f"{_name(gpu.device)} {text}",
         None,
         (),
-        ("Seat the board anew, and examine the riser or the slot.",),
+        ("Seat the board again, and examine the riser or the slot.",),
     )
 
 

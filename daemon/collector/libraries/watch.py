@@ -127,7 +127,7 @@ class LibraryWatch:
         self._scan_wanted = True
 
     def look_again(self, source: str) -> None:
-        """Requests that the files of a library are attached anew, since its probes have changed."""
+        """Requests that the files of a library are attached again, since its probes have changed."""
         self._again.append(source)
         self._turns.add(list(self._files.holders), fresh=True)
 
@@ -180,7 +180,7 @@ class LibraryWatch:
     def _end_scan(self) -> None:
         """Ends the probes on files that no process maps: the finished scan looked at every process.
 
-        A file that is mapped only through another mount is attached anew through that mount.
+        A file that is mapped only through another mount is attached again through that mount.
         """
         self._scanning = None
         for file in self._idle:

@@ -146,7 +146,7 @@ class KernelLogSource(Source):
         left_out = 0
         for record in chunk.records:
             if record.seq <= self._stored:
-                continue  # the record was stored before the daemon restarted, or before the log was opened anew
+                continue  # the record was stored before the daemon restarted, or before the log was opened again
             self._stored = record.seq
             meaning = meaning_of(record.text) if record.facility == "kern" else _OTHER
             if not self._caught_up and meaning.kind == "other":

@@ -17,7 +17,7 @@ __all__ = ("Mount", "handle_of", "mount_of", "parse_mounts", "plain_path", "wait
 MAX_MOUNTS = 4_096
 MAX_MOUNTINFO = 1 << 20
 _OCTAL = re.compile(rb"\\([0-7]{3})")
-# File systems whose files another machine or program serves: a stat of such a file can wait for ever.
+# File systems whose files another machine or program serves: a stat of such a file can wait forever.
 _SERVED = re.compile(r"fuse|nfs|lustre|ceph|cifs|smb|gpfs|beegfs|gfs|ocfs|9p|afs|wekafs|virtiofs|orangefs|pvfs|autofs")
 
 

@@ -230,7 +230,7 @@ def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) 
 
 
 def _clear(directory: Directory, path: Path) -> None:
-    # A folder cannot be unlinked; it would occupy the name for ever.
+    # A folder cannot be unlinked; it would occupy the name forever.
     with contextlib.suppress(OSError):
         try:
             directory.files.unlink(path)
