@@ -58,8 +58,8 @@ _FRAMES = 32
 
 
 class _KnownBug(NamedTuple):
-    """A known bug. ``function``: on the stack of a thread; ``other``: on the stack of another thread, if the bug
-    involves two.
+    """A known bug. ``function``: a function on the stack of a thread; ``other``: a function on the stack of another
+    thread, if the bug involves two.
 
     ``text``: what the bug is, in which version it is fixed, and where it was reported.
     """

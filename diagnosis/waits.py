@@ -48,7 +48,8 @@ _JOIN_FILES = ("threading.py", "queue.py", "concurrent/futures/_base.py", "torch
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The operation in which a rank waits. ``seq``: None if only a stack shows it. ``peer``: of send and recv.
+    """The operation in which a rank waits. ``seq``: None if only a stack shows it. ``peer``: the other rank of a send
+    or recv.
 
     ``witnesses``: probe, stack, ras, flight_recorder. ``firm``: False if the operation is in flight, but the rank may
     not wait for it. ``dtype``, ``count``: of the data, if known.

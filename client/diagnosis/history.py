@@ -91,7 +91,7 @@ def history(cluster: Cluster, job: str | None, during: Interval, *, whole: bool)
     """Returns at most 1,000 findings that were open in an interval, oldest first, each as it was when the interval
     ended.
 
-    ``whole``: with the columns PARTS.
+    ``whole``: the rows have the columns PARTS, too.
     """
     before = Interval(during.begin.earlier(_OPEN_S), during.end).sql()
     where = before if job is None else f"{before} AND job = {sql_text(job)}"

@@ -40,7 +40,7 @@ _FULL_LOOKS, _FULL_S = 3, 300.0
 @dataclass(frozen=True, slots=True)
 class Look:
     """A look to make. ``why``: stall, late (the job may have stalled before the daemon started), death or review.
-    ``deep``: with stacks.
+    ``deep``: the look reads stacks.
     """
 
     why: str

@@ -150,7 +150,7 @@ class Discovery:
         self._identification.post("fork", tgid, start_ns, ktime, ppid)
 
     def on_exit(self, tgid: int, start_ns: int, ktime: int, status: int | None = None) -> None:
-        """Queues that a process exited. ``status``: as from waitpid(2), None if unknown."""
+        """Queues that a process exited. ``status``: the status that waitpid(2) returns, None if unknown."""
         self._identification.post("exit", tgid, start_ns, ktime, status)
 
     def on_oom(self, tgid: int, start_ns: int, ktime: int) -> None:

@@ -43,9 +43,9 @@ _HINT = "add its network to cluster.allow of this node"
 
 
 class Allowed:
-    """The allowed addresses. ``networks``: as in ``cluster.allow``. If it is empty, the allowed networks are those of
-    this machine's interfaces, and the sites of the seeds and of ``own``, the address of this node. Belongs to one event
-    loop."""
+    """The allowed addresses. ``networks``: the value of ``cluster.allow``. If it is empty, the allowed networks are
+    those of this machine's interfaces, and the sites of the seeds and of ``own``, the address of this node. Belongs to
+    one event loop."""
 
     def __init__(self, networks: Sequence[str] = (), own: str = "") -> None:
         self._chosen = bool(networks)

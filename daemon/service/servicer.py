@@ -96,7 +96,7 @@ class NodeService(NodeServicer):
         sight: Callable[[str, str], Sight] = lambda *_: Sight(),
     ) -> None:
         """Makes the service. ``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns
-        sources that Status shows in addition to the collector's. ``timed``: as in ``Guarded``. ``take_findings`` stores
+        sources that Status shows in addition to the collector's. ``timed``: see ``Guarded``. ``take_findings`` stores
         findings of another node, the caller, and returns their number. ``sight`` returns the connections of a run's
         ranks."""
         self._node = node

@@ -50,7 +50,7 @@ class LiveProcesses(Processes, Protocol):
 
 
 class ProbeState(NamedTuple):
-    """The state of a probe. ``state``: as of a source: running, degraded, paused or stopped."""
+    """The state of a probe. ``state``: one of the states of a source: running, degraded, paused or stopped."""
 
     name: str
     table: str

@@ -46,8 +46,8 @@ _P2P = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})$")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group, equal on all its ranks. ``ranks``: of the job, in the order of the group; empty if the dump does
-    not list them, as for gloo."""
+    """A process group, equal on all its ranks. ``ranks``: ranks of the job, in the order of the group; empty if the
+    dump does not list them, as for gloo."""
 
     name: str
     ranks: tuple[int, ...]

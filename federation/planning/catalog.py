@@ -63,7 +63,9 @@ def open_database(
 
 
 def create_table(connection: duckdb.DuckDBPyConnection, name: str, columns: Columns) -> None:
-    """Creates the empty table ``name``, and its schema if it has one. ``columns``: with DuckDB types."""
+    """Creates the empty table ``name``, and its schema if it has one. ``columns``: its columns with their
+    DuckDB types.
+    """
     if "." in name:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {sql_table(name.split('.')[0])}")
     body = ", ".join(f"{sql_name(column)} {kind}" for column, kind in columns)

@@ -18,8 +18,8 @@ __all__ = ("finished_rows", "inflight_rows")
 
 
 def finished_rows(node: str, records: Array, operations: Operations, pair: ClockPair) -> pa.RecordBatch:
-    """Returns rows of comm.ops, in its physical schema. ``records``: of the ring ``collectives``; ``operations``: these
-    records decoded.
+    """Returns rows of comm.ops, in its physical schema. ``records``: records of the ring ``collectives``;
+    ``operations``: these records decoded.
     """
     made = _shared(node, records, operations, pair) | _ending(records, pair)
     return columns.batch("comm.ops", made)

@@ -41,10 +41,10 @@ class Step(NamedTuple):
     """A training step that has ended. Times are CLOCK_MONOTONIC ns.
 
     ``elapsed``: 1 plus the number of steps missed since the previous step. ``exact``: it has exactly the operations of
-    the pattern. ``comm`` and ``seq``: of its first operation, -1 if unknown. ``comm_ns``: the time in which at least
-    one of its operations ran. ``wait_ns``: the part of ``comm_ns`` in which the rank waited for others on its node,
-    None if unknown. ``period``: None if only the optimizer showed the step. ``periods``: the number of periods in it.
-    ``confirmed``: the optimizer runs once per period.
+    the pattern. ``comm`` and ``seq``: those of its first operation, -1 if unknown. ``comm_ns``: the time in which at
+    least one of its operations ran. ``wait_ns``: the part of ``comm_ns`` in which the rank waited for others on its
+    node, None if unknown. ``period``: None if only the optimizer showed the step. ``periods``: the number of periods in
+    it. ``confirmed``: the optimizer runs once per period.
 
     ``confidence``: the share of the last 32 steps that were exact, times the confidence in the pattern: 0.95; 0.75 if
     the pattern encloses a shorter pattern, lies in a longer one or has varying sizes; 0.5 if it has a single signature.
@@ -141,7 +141,7 @@ class StepDetector:
         self._odd, self._odd_search = 0, _ODD_STEPS
 
     def _steps_in(self, gap: Array, until: int) -> int:
-        """Returns the number of steps between the last returned step and ``until``: at most as many as fit into
+        """Returns the number of steps between the last returned step and ``until``, at most as many as fit into
         ``gap``.
         """
         if self._last is None:

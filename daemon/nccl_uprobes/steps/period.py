@@ -42,10 +42,10 @@ _FEW = 2048
 
 class Period(NamedTuple):
     """The period of a training. ``pattern``: the signatures of a step from its first operation on; ``kinds`` and
-    ``counts``: of the same operations, with the count -1 if it varies. ``varying``: kinds whose count is left out of
-    signatures. ``repeats``: how often the pattern occurred. ``inner``: repeats of a shorter pattern in this pattern, 1
-    if there is none. ``enclosing``: repeats of this pattern in a longer pattern that only adds a few bytes, 0 if there
-    is none.
+    ``counts``: those of the same operations, with the count -1 if it varies. ``varying``: kinds whose count is left out
+    of signatures. ``repeats``: how often the pattern occurred. ``inner``: repeats of a shorter pattern in this pattern,
+    1 if there is none. ``enclosing``: repeats of this pattern in a longer pattern that only adds a few bytes, 0 if
+    there is none.
     """
 
     pattern: npt.NDArray[np.uint64]

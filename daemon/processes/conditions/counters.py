@@ -230,8 +230,8 @@ MAX_NEIGHBOURS = 5
 
 
 class Load(NamedTuple):
-    """The load of a process. ``cpu_ns``: since its start, in ticks of 10 ms. ``cpu``: where its main thread
-    last ran.
+    """The load of a process. ``cpu_ns``: its CPU time since its start, in ticks of 10 ms. ``cpu``: where its main
+    thread last ran.
     """
 
     pid: int

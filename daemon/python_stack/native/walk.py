@@ -52,7 +52,7 @@ _Registers = dict[int, int]
 
 
 class CFrame(NamedTuple):
-    """A frame of a C stack. ``ip``: the return address; ``place``: of the call before it, None outside of all
+    """A frame of a C stack. ``ip``: the return address; ``place``: the place of the call before it, None outside of all
     mappings.
     """
 

@@ -78,8 +78,8 @@ _DAY_NS = 86_400_000_000_000
 
 @dataclass(slots=True)
 class Imported:
-    """The result of an import. ``files``: with new rows; ``rows``: imported, by table; ``already``: the number of files
-    whose rows were all imported before.
+    """The result of an import. ``files``: the number of files with new rows; ``rows``: the number of imported rows, by
+    table; ``already``: the number of files whose rows were all imported before.
     """
 
     files: int = 0

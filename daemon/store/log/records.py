@@ -56,7 +56,7 @@ _PLAIN, _ZSTD = 0, 1
 class PartHeader:
     """The header of a part. Records of older parts with sequence numbers from ``first_sequence`` on are void.
 
-    ``positions``: at the start of the part. ``created_ns``: UTC.
+    ``positions``: the positions of the rings at the start of the part. ``created_ns``: when it was created, UTC.
     """
 
     number: int
