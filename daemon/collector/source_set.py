@@ -100,7 +100,7 @@ class SourceSet:
         for source in self._sources:
             for slot, probe in source.probe_slots.items():
                 if slot in found:
-                    raise InternalError(f"the probe slot {slot} is that of {found[slot].name} and of {probe.name}")
+                    raise InternalError(f"the probe slot {slot} is used by {found[slot].name} and {probe.name}")
                 found[slot] = probe
         return found
 

@@ -46,7 +46,7 @@ def stacks_reply(
         for process in processes:
             reply.threads.extend(_threads(process))
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's stacks make no sense: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector's stacks are malformed: {type(e).__name__}: {e}") from e
     return reply
 
 
@@ -66,7 +66,7 @@ def vars_reply(node: str, found: Mapping[str, Any]) -> pb.VarsReply:
             failures=[_failure(failure) for failure in found["failures"]],
         )
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's values make no sense: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector's values are malformed: {type(e).__name__}: {e}") from e
 
 
 def config_reply(node: str, found: Mapping[str, Any]) -> pb.ConfigReply:
@@ -75,7 +75,7 @@ def config_reply(node: str, found: Mapping[str, Any]) -> pb.ConfigReply:
         effect = pb.Deletion(**found["effect"]) if "effect" in found else None
         return pb.ConfigReply(node=node, settings=[_setting(setting) for setting in found["settings"]], effect=effect)
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's settings make no sense: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector's settings are malformed: {type(e).__name__}: {e}") from e
 
 
 def _setting(setting: Mapping[str, Any]) -> pb.Setting:

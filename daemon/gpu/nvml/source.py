@@ -40,7 +40,7 @@ _VENDOR = "0x10de"
 # The PCI class of display controllers: VGA and 3D.
 _CLASS = "0x03"
 
-# The time between two readings of error counters, of the ways between devices, and between two looks for a lost GPU, s.
+# The times between two readings of error counters, of links between devices, and two looks for a lost GPU, s.
 SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
 # The part of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8

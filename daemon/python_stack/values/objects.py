@@ -270,7 +270,7 @@ class Objects:
             index = 1 if slots <= 0xFF else 2 if slots <= 0xFFFF else 4 if slots <= 0xFFFF_FFFF else 8
             start, valid = keys + 40 + slots * index, 0 < slots <= 1 << 40
         if not valid or count > slots:
-            raise Torn("its keys make no sense")
+            raise Torn("its keys are malformed")
         return start, count, width
 
     def find(self, entries: Iterator[Entry], name: str | int) -> int | None:

@@ -200,7 +200,7 @@ class RemoteWorker:
                 self._end(number)
 
     def _end(self, number: int) -> None:
-        """Removes a task here; without open tasks the process is idle."""
+        """Removes a task from the open tasks; without open tasks the process is idle."""
         self._open.pop(number, None)
         if not self._open and self._process is not None:
             self._pool.release(self._process)
