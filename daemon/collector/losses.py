@@ -43,7 +43,7 @@ class _Refusals:
         self._budget = budget
         self._blinded = blinded
         self._reported = {slot: session.reported_refusals(slot) for slot in slots}
-        # Refusals by process at the last report; `left` in `_report` counts those since.
+        # Refusals by process at the last report; `left` in `_report` counts later refusals.
         last = max((ts for _, ts in self._reported.values()), default=0)
         self._of_processes = session.refusals(before_ns=last - pair.mono_to_utc_ns)
         for slot in slots:

@@ -136,7 +136,7 @@ def _step(
         if op == 0x2F or stack.pop():
             cursor.at += jump
             if not 0 <= cursor.at <= cursor.end:
-                raise IndexError("a jump out of the expression")
+                raise IndexError("an expression jumps to a place outside of it")
     else:
         _arithmetic(op, cursor, stack)
     return True

@@ -159,7 +159,7 @@ def _loaded(spec: Spec, answer: Message) -> Loaded:
         if failed := answer.header.get("failed"):
             raise _failure(spec, str(failed), str(answer.header.get("why", "")), log)
         if len(answer.fds) != wanted:
-            raise InternalError(f"the compiler of {spec.name}.c gave {len(answer.fds)} of {wanted} descriptors")
+            raise InternalError(f"the compiler of {spec.name}.c returned {len(answer.fds)} of {wanted} descriptors")
         fds, answer.fds = answer.fds, []
     finally:
         answer.close_fds()

@@ -113,5 +113,5 @@ def _merged(older: Table, wanted: Table) -> Table:
     columns = [*new["columns"], *(column for column in old["columns"] if column[0] not in names)]
     if len(columns) > MAX_COLUMNS:
         hint = "give the probe another name, and so a table of its own"
-        raise ConfigError(f"{wanted.name} would have {len(columns)} columns, with its earlier columns", hint=hint)
+        raise ConfigError(f"{wanted.name} would have {len(columns)} columns, including its earlier columns", hint=hint)
     return user_table(new["name"], wanted.doc, columns)

@@ -148,7 +148,9 @@ def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema])
     for reply, schema in zip(answered.value, schemas, strict=True):
         table = reply.table
         if table.num_columns != len(schema):
-            return PeerError(f"it answered {table.num_columns} columns for {len(schema)}", hint=SAME_VERSION)
+            return PeerError(
+                f"it answered with {table.num_columns} columns instead of {len(schema)}", hint=SAME_VERSION
+            )
         try:
             fitted.append(table.rename_columns(schema.names).cast(schema))
         except pa.ArrowException:

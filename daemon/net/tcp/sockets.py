@@ -164,7 +164,7 @@ class Owners:
         except ProbingError as e:
             self._error = e
             raise
-        # By CPU time: on a busy machine a look takes long and costs little.
+        # The pause follows the CPU time, because on a busy machine a look takes long but costs little.
         self._due = now + max(SOON_S, cpu_s / _SHARE)
         # A process that was not reached in time is looked at again; one that has ended is not watched for long.
         self._looked, self._unknown = now, None in held
