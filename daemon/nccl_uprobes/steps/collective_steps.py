@@ -180,7 +180,7 @@ class StepDetector:
         self._search_at = self._history.added + _FIRST_SEARCH
 
     def _look_for_more(self, period: Period) -> None:
-        """Searches a longer pattern, since operations between the steps may show that the steps are only micro-steps."""
+        """Searches a longer pattern, since operations between the steps may mean that they are micro-steps."""
         self._odd_search = 2 * self._odd
         known = self._history.operations
         recent = known[np.searchsorted(known["t"], self._odd_since) :]
