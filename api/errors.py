@@ -3,7 +3,7 @@
 ::
 
     ProbingError
-    ├── UsageError            the command line or a request makes no sense (exit 2)
+    ├── UsageError            the command line or a request is invalid (exit 2)
     ├── ConfigError           the configuration file
     ├── PrivilegeError        a right or a kernel feature is missing
     │   └── Unauthenticated   the token is missing or wrong
@@ -70,8 +70,7 @@ __all__ = (
 )
 
 
-# Codes of errors, for errors whose class does not determine what a program does next. Errors of older peers have no
-# code. LATE: the node did not answer in time, but may answer later.
+# Codes for errors whose class does not tell a program what to do. LATE: the node may still answer later.
 LATE = "late"
 # The connection broke during the call; another call may succeed.
 BROKEN = "broken"

@@ -175,7 +175,7 @@ class GlobalOptions:
 
 
 class Program(LazyGroup):
-    """``probingctl`` itself."""
+    """The command ``probingctl``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         return super().parse_args(ctx, self.hoisted(args))

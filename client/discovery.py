@@ -91,7 +91,7 @@ def _numbers(text: str, ranges: str) -> list[str]:
 
 
 def _unreadable(text: str) -> UsageError:
-    return UsageError(f"{text[:80]!r} is no list of nodes", hint="for example gn[01-16,20],login1")
+    return UsageError(f"{text[:80]!r} is not a list of nodes", hint="for example gn[01-16,20],login1")
 
 
 def _slurm() -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def _scontrol(text: str) -> tuple[str, ...]:
 
 def _resolved(name: str, port: int) -> tuple[str, ...]:
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name[:80]!r} is no DNS name", hint="give dns:NAME or dns:NAME:PORT")
+        raise UsageError(f"{name[:80]!r} is not a DNS name", hint="give dns:NAME or dns:NAME:PORT")
     try:
         infos = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as e:
@@ -130,5 +130,5 @@ def _port(text: str) -> int:
     if not text:
         return DEFAULT_PORT
     if not re.fullmatch(r"\d{1,5}", text) or not 0 < int(text) < 65536:
-        raise UsageError(f"{text[:20]!r} is no port", hint="give dns:NAME:PORT or slurm:PORT")
+        raise UsageError(f"{text[:20]!r} is not a port", hint="give dns:NAME:PORT or slurm:PORT")
     return int(text)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 __all__ = ("ended_error", "has_ended", "job_named", "require_live", "silent_nodes")
 
 _MaybeText = TypeVar("_MaybeText", str, str | None)
-# The tables that have jobs, in the order of the search: running jobs, jobs that ran, jobs of which only findings are
-# left.
+# Tables that have jobs, in the order of the search: running, ended, and known only from findings.
 _JOB_TABLES = ("process.processes", "process.events", "comm.communicators", "diagnosis.findings")
 _MOST_CANDIDATES = 8
 _STATE = {

@@ -83,8 +83,7 @@ def choose(
         errors[address] = PeerError("it is known by a Unix socket alone", hint="set `listen` in its configuration")
     if token and _vouches(own, peers):
         for address, peer in list(asked.items()):
-            # A bound token is useless at any other node; the token itself is shown only to nodes whose identity is
-            # proven.
+            # A bound token is useless elsewhere; the token itself is shown only to nodes with a proven identity.
             if address != target and not (peer.bound or peer.proof == _CERTIFICATE or peer.named):
                 failed[address] = asked.pop(address)
                 errors[address] = PeerError(_UNPROVEN, hint=f"upgrade its daemon, or name it: --nodes {address}")

@@ -1,6 +1,6 @@
 """The settings of a command: which nodes to ask, how long to wait, and the format and file of the answer.
 
-/.config``.~/.config``.
+The defaults come from ``probing/client.toml`` in XDG_CONFIG_HOME, by default ``~/.config``.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def conditions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     for part in (part.strip() for text in texts for part in text.split(",")):
         key, equals, pattern = part.partition("=")
         if not equals or not key:
-            raise UsageError(f"--where {part[:80]} is no label", hint="for example --where rack=r7, or node=gn0*")
+            raise UsageError(f"--where {part[:80]} is not a label", hint="for example --where rack=r7, or node=gn0*")
         found.append((key, pattern))
     return tuple(found)
 
@@ -154,7 +154,7 @@ def conditions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def process_id(text: str) -> int:
     """Returns ``text`` as a pid. Raises UsageError if it is not one."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) < 2**31:
-        raise UsageError(f"{text} is no pid", hint="`probingctl ps` lists the processes; a job is named with --job")
+        raise UsageError(f"{text} is not a pid", hint="`probingctl ps` lists the processes; a job is named with --job")
     return int(text)
 
 
@@ -175,5 +175,5 @@ def _read(path: Path, what: str) -> str:
         with path.open(encoding="utf-8") as file:
             return file.read(_MAX_FILE)
     except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        reason = e.strerror if isinstance(e, OSError) else "it is not a text"
         raise UsageError(f"cannot read the {what} {path}: {reason}") from None

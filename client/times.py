@@ -107,7 +107,7 @@ def seconds(text: str) -> float:
     else:
         length = 0.0
     if not 0 < length <= _MOST_S:
-        raise UsageError(f"{text} is no length of time", hint="for example 500ms, 30s, 5m, 2h, 1h30m, 1d")
+        raise UsageError(f"{text} is not a length of time", hint="for example 500ms, 30s, 5m, 2h, 1h30m, 1d")
     return length
 
 
@@ -124,11 +124,11 @@ def bound(text: str, now_ns: int | None = None) -> Bound:
         return Bound(seconds(body.removesuffix(" ago")))
     given = _INSTANT.fullmatch(body)
     if given is None or not (given["day"] or given["clock"]):
-        raise UsageError(f"{text} is no time", hint=_EXAMPLES)
+        raise UsageError(f"{text} is not a time", hint=_EXAMPLES)
     try:
         return Bound(at_ns=_instant(given, time.time_ns() if now_ns is None else now_ns))
     except (OverflowError, ValueError):
-        raise UsageError(f"{text} is no time", hint=_EXAMPLES) from None
+        raise UsageError(f"{text} is not a time", hint=_EXAMPLES) from None
 
 
 def _instant(given: re.Match[str], now_ns: int) -> int:

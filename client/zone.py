@@ -1,6 +1,7 @@
 """The time zone in which probingctl shows and reads times, and times as texts in it.
 
-/.config``.~/.config``.
+The zone is UTC unless --tz or the configuration names another. The configuration is ``probing/client.toml`` in
+XDG_CONFIG_HOME, by default ``~/.config``.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def _zone(name: str) -> tzinfo | None:
         return timezone(length if offset[1] == "+" else -length)
     found = _named(text)
     if found is None:
-        raise UsageError(f"{text[:80]} is no time zone", hint="for example Asia/Shanghai, +08:00, local or UTC")
+        raise UsageError(f"{text[:80]} is not a time zone", hint="for example Asia/Shanghai, +08:00, local or UTC")
     return found
 
 
@@ -139,7 +140,7 @@ def _local(variable: str) -> tzinfo | None:
         return found
     if _POSIX.fullmatch(variable) or Path(variable.removeprefix(":")).is_file():
         return None
-    raise UsageError(f"TZ={variable[:80]} is no time zone", hint="set TZ to one, or name one with --tz")
+    raise UsageError(f"TZ={variable[:80]} is not a time zone", hint="set TZ to one, or name one with --tz")
 
 
 def _named(name: str) -> tzinfo | None:
@@ -173,7 +174,7 @@ def _defaults() -> dict[str, str]:
     except OSError as e:
         raise ConfigError(f"cannot read {file}: {e.strerror}", hint="make it readable, or remove it") from None
     except ValueError as e:
-        raise ConfigError(f"{file} is no TOML: {e}", hint=_EXAMPLE) from None
+        raise ConfigError(f"{file} is not TOML: {e}", hint=_EXAMPLE) from None
     for key, value in settings.items():
         if key not in _KEYS:
             from difflib import get_close_matches
@@ -182,7 +183,7 @@ def _defaults() -> dict[str, str]:
             known = f"did you mean {near[0]}?" if near else f"it may have {', '.join(_KEYS)}"
             raise ConfigError(f"{file}: there is no setting {key}", hint=known)
         if not isinstance(value, str):
-            raise ConfigError(f"{file}: {key} is no text", hint=_EXAMPLE)
+            raise ConfigError(f"{file}: {key} is not a text", hint=_EXAMPLE)
     return settings
 
 

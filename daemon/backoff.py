@@ -22,7 +22,7 @@ class Pauses:
         self._until: dict[str, tuple[float, float]] = {}
 
     def held(self, name: str) -> bool:
-        """Returns whether ``name`` is left alone now."""
+        """Returns whether ``name`` is not to be tried now."""
         until, _ = self._until.get(name, (0.0, 0.0))
         return until > time.monotonic()
 

@@ -56,7 +56,9 @@ def identities(processes: Processes, pids: Array, starts: Array) -> tuple[list[I
 def identity_columns(
     node: str, processes: Sequence[Identity | None], which: Array, pids: Array, starts: Array
 ) -> dict[str, pa.Array[Any]]:
-    """Returns the columns node, job, run, pid, start_ns and rank. ``processes`` and ``which``: from ``identities``."""
+    """Returns the columns node, job, run, pid, start_ns and rank. ``processes`` and ``which``: the result of
+    ``identities``.
+    """
     return {
         "node": named(np.zeros(len(which), np.int32), (node,)),
         "job": texts([None if one is None else one.job for one in processes], which),

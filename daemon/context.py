@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class Settings(Protocol):
-    """``collector.live_settings.Changes``."""
+    """The methods that modules use of ``collector.live_settings.Changes``."""
 
     def value(self, key: str, who: Identity | None = None) -> Any:
         """Returns the value of a setting for the process ``who``; None: for all processes."""

@@ -127,7 +127,7 @@ class Channel:
                 raise InternalError(f"frame out of bounds: header {header_len}, payload {payload_len}")
             header = json.loads(bytes(self._exactly(header_len, deadline, fds)))
             if not isinstance(header, dict):
-                raise InternalError("a message header is no object")
+                raise InternalError("a message header is not an object")
             payload = self._exactly(payload_len, deadline, fds) if payload_len else b""
         except BaseException as e:
             for fd in fds:

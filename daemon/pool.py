@@ -24,8 +24,7 @@ from probing.daemon.ipc import Channel, Header, connect
 
 __all__ = ("TRANSFER_S", "Child", "Policy", "Pool", "Process")
 
-# When the first bytes of an answer are there, the rest must come within this time, s: a process sends an answer in one
-# go.
+# After the first bytes of an answer the rest must come within this time, s.
 TRANSFER_S = 1.0
 # A process that missed its deadline gets as long to finish as the last start took, within these bounds, s.
 MIN_LATE_S, MAX_LATE_S = 0.2, 20.0

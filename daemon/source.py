@@ -256,7 +256,7 @@ class Source:
     def tick(self) -> None: ...
 
     def settings_changed(self) -> bool:
-        """Applies changed settings. Returns whether the libraries have to be attached anew."""
+        """Applies changed settings. Returns whether the libraries have to be attached again."""
         return False
 
     def pause(self, paused: bool) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 __all__ = ("SourceState", "Totals", "first_of")
 
-# The most things that a reason names, and the most characters of each: targets and files can make many.
+# The most texts that a reason lists, and the most characters of each text.
 MAX_NAMED = 8
 MAX_TEXT = 400
 

@@ -41,7 +41,9 @@ class UserTables(Mapping[str, Table]):
     """
 
     def __init__(self, file: Path) -> None:
-        """``file`` is read now, and written when a table changes. A damaged file is ignored with a warning."""
+        """Reads the tables from ``file``, which is written when a table changes. A damaged file is ignored with a
+        warning.
+        """
         self._file = file
         self._lock = threading.Lock()
         self._user: dict[str, Table] = self._read()
@@ -152,5 +154,5 @@ def _merged(older: Table, wanted: Table) -> Table:
     columns = [*new["columns"], *(column for column in old["columns"] if column[0] not in names)]
     if len(columns) > MAX_COLUMNS:
         hint = "give the probe another name, and so a table of its own"
-        raise ConfigError(f"{wanted.name} would have {len(columns)} columns, with its earlier columns", hint=hint)
+        raise ConfigError(f"{wanted.name} would have {len(columns)} columns, including its earlier columns", hint=hint)
     return user_table(new["name"], wanted.doc, columns)

@@ -112,7 +112,7 @@ class Role:
 @dataclass(frozen=True, slots=True)
 class Balance:
     """The balance of a job. ``uneven``: the longest computing time of a rank in a step over the shortest.
-    ``sentences``: to print.
+    ``sentences``: sentences to print.
     """
 
     ranks: tuple[Shares, ...]
@@ -122,7 +122,7 @@ class Balance:
 
 
 def balance(times: Sequence[RankTimes], pairs: Sequence[Pair]) -> Balance:
-    """Returns the shares of each rank and role. ``pairs``: from the same job and interval as ``times``."""
+    """Returns the shares of each rank and role. ``pairs`` must be of the same job and interval as ``times``."""
     by_rank: dict[int | None, list[Pair]] = {}
     for pair in pairs:
         by_rank.setdefault(pair.rank, []).append(pair)

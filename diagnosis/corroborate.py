@@ -16,8 +16,7 @@ from probing.diagnosis.verdict import Finding
 
 __all__ = ("corroborated",)
 
-# What verdicts claim about the culprits in comparison with the waiting ranks: they are behind, call another operation,
-# or are equal.
+# What verdicts say of the culprits, compared with waiting ranks: behind, another operation, or equal.
 _BEHIND = frozenset({"not_joined", "rank_dead", "rank_unreachable", "rank_died", "shifted_sequence", "stuck_outside"})
 _DIFFERENT = frozenset({"operation_mismatch", "size_mismatch", "dtype_mismatch"})
 _EQUAL = frozenset({"no_completion"})

@@ -59,7 +59,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank that ended. ``at_ns``: on the common clock. ``error``: what the rank logged, or what its library
+    """A rank that ended. ``at_ns``: its end on the common clock. ``error``: what the rank logged, or what its library
     reported.
     """
 

@@ -47,8 +47,8 @@ def vote(values: Mapping[int, _V]) -> _Vote[_V]:
 
 @dataclass(frozen=True)
 class Pattern:
-    """``usual``: what most ranks of a communicator called, by number. ``period``: after how many calls the pattern
-    repeats; 0: it does not. ``last``: the highest number in ``usual``."""
+    """The calls that are usual on a communicator. ``usual``: what most ranks of a communicator called, by number.
+    ``period``: after how many calls the pattern repeats; 0: it does not. ``last``: the highest number in ``usual``."""
 
     usual: Mapping[int, Signature]
     period: int

@@ -35,8 +35,8 @@ _Marks = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """``ranks`` are ``count`` calls of ``comm`` ahead of the other ranks, behind if negative, since call ``since`` of
-    ``marks``, another communicator.
+    """Ranks that drift apart: ``ranks`` are ``count`` calls of ``comm`` ahead of the other ranks, behind if negative,
+    since call ``since`` of ``marks``, another communicator.
 
     With a single other communicator, the ranks may also have made that many calls fewer or more on that one.
     """

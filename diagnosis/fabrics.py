@@ -26,8 +26,8 @@ _COUNTS = frozenset(("nvlink_errors", "link_down"))
 
 @dataclass(frozen=True, slots=True)
 class FabricReport:
-    """The first error of NVLink that a GPU reported. ``at_ns``: on the common clock. ``error``: None if the line is
-    missing.
+    """The first error of NVLink that a GPU reported. ``at_ns``: its time on the common clock. ``error``: None if the
+    line is missing.
 
     ``counted``: whether the counters of the GPU's own links show errors; None if they are not read.
     """

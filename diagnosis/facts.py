@@ -242,7 +242,8 @@ class Witness:
     of the communicator in the library). ``ts_ns``: when the source looked, or for probe when the error was first seen;
     None if unknown. ``launched``: names of operations and how many of each the rank has launched (ras). ``operations``:
     its last operations (flight_recorder); their ``seq`` differs from the probes', their ``count`` is that of the input.
-    ``time_out_ns``: of the last operation. ``missing``: ras could not reach the rank. ``dead``: ras considers it dead.
+    ``time_out_ns``: the time-out of the last operation. ``missing``: ras could not reach the rank. ``dead``: ras
+    considers it dead.
     """
 
     source: str
@@ -292,8 +293,8 @@ class Rank:
     number of operations lost lately. ``open`` and ``done``: its operations, at most the last 64 of each communicator.
     ``env``: MASTER_ADDR, MASTER_PORT, WORLD_SIZE and others that ``ranks check`` compares. ``logs``: its last stored
     lines. ``witnesses``: reports of RAS and the flight recorder, and errors of communicators. ``endpoints``: its
-    sockets that were seen, including those that it closed in the last ten minutes. ``time_outs``: of the communicators
-    in which it has operations in flight, while the job stands still.
+    sockets that were seen, including those that it closed in the last ten minutes. ``time_outs``: the time-outs of the
+    communicators in which it has operations in flight, while the job stands still.
     """
 
     rank: int

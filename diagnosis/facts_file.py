@@ -105,7 +105,7 @@ def load(path: Path) -> list[Facts]:
 
 
 def _damaged(problem: str) -> FormatError:
-    return FormatError(f"the facts make no sense: {problem}", hint=_CUT)
+    return FormatError(f"the facts are malformed: {problem}", hint=_CUT)
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -61,8 +61,8 @@ class HardwareEvent:
     """Events of one kind and part. ``source``: gpu (``kind`` as in gpu.events) or kernel (``kind`` as in process.kmsg).
 
     ``first_ns`` and ``last_ns``: the first and last of ``count``. ``gpu``: number of the GPU; ``part``: the device as
-    the source names it; ``code``: number of an XID; ``pid``: the process that is named; ``text``: of the last event,
-    for errors of NVLink 5 of the first. Errors of NVLink 5 with another unit or severity are a separate event.
+    the source names it; ``code``: number of an XID; ``pid``: the process that is named; ``text``: the text of the last
+    event, for errors of NVLink 5 of the first. Errors of NVLink 5 with another unit or severity are a separate event.
     """
 
     source: str

@@ -138,8 +138,7 @@ class Joins:
         return {other: False if apart == [other] and state is False else None for other, state in states.items()}
 
     def _has_called(self, rank: Rank, waiter: int, wait: Wait) -> bool:
-        # Returns whether its operations show that it has called the same operation, or the counterpart of a send or
-        # receive.
+        # Returns whether its operations show that it called the same operation, or the matching send or receive.
         sequence = self._sequence(wait)
         if is_p2p(wait.op):
             wanted = _RECEIVES if wait.op == "send" else ("send",)
@@ -161,8 +160,7 @@ class Joins:
         return True if own.peer == waiter else None
 
     def _complete(self, rank: Rank, waiter: int, wait: Wait) -> bool:
-        # Returns whether all its operations since the call of ``waiter`` were recorded. Ages are compared, since clocks
-        # of nodes differ.
+        # Returns whether all its operations since ``waiter`` called are recorded; ages, because clocks differ.
         sequence = self._sequence(wait)
         if rank.lost or (sequence is not None and rank.rank in sequence.gaps):
             return False

@@ -44,7 +44,7 @@ def _by_owner(found: Iterable[Facts]) -> Iterator[Facts]:
 
 
 def merge(found: Sequence[Facts], silent: Mapping[str, str] | None = None) -> Facts:
-    """Returns the facts of one run, merged from one or more nodes. ``silent``: as in ``merge_runs``.
+    """Returns the facts of one run, merged from one or more nodes. ``silent``: see ``merge_runs``.
 
     If several processes claim a rank, the living process that shares communicators with more other ranks counts, then
     the newest process; ``missing`` says so. Raises ValueError for facts of several runs or owners.

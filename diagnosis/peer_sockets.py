@@ -40,7 +40,7 @@ _CUT = frozenset((200, 300))
 class Named:
     """An error of ``rank`` says that a connection is closed, and names ``endpoint``, a socket of the rank ``owner``.
 
-    ``port``: as the error writes it.
+    ``port``: its port, written as in the error.
     """
 
     rank: int

@@ -25,9 +25,9 @@ _Key = tuple[str, str, int | None]
 class Work:
     """What a rank does while it does not wait for others, as shares of the window.
 
-    ``shares``: by frame, with and without its line, at any depth of a stack. ``leaves``: shares of innermost frames.
-    ``depths``: the mean distance from the innermost frame. ``blocked``: the part of a frame's share that is off the
-    CPU.
+    ``shares``: the shares by frame, with and without its line, at any depth of a stack. ``leaves``: shares of innermost
+    frames. ``depths``: the mean distance from the innermost frame. ``blocked``: the part of a frame's share that is off
+    the CPU.
     """
 
     total: float

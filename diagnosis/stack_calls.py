@@ -133,8 +133,7 @@ def _group(frame: Frame) -> str | None:
 
 
 def _in_default_group(frames: Sequence[Frame]) -> bool:
-    # The wrapper of each function of torch.distributed has the caller's arguments. In the function itself, None was
-    # replaced by the default group.
+    # The wrapper of a torch.distributed function has the caller's arguments, the function a default group.
     python = [f for f in frames if not f.native]
     if len(python) < 2 or not python[1].file.endswith(_LOGGER):
         return False

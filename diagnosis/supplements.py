@@ -58,8 +58,8 @@ _FRAMES = 32
 
 
 class _KnownBug(NamedTuple):
-    """A known bug. ``function``: on the stack of a thread; ``other``: on the stack of another thread, if the bug
-    involves two.
+    """A known bug. ``function``: a function on the stack of a thread; ``other``: a function on the stack of another
+    thread, if the bug involves two.
 
     ``text``: what the bug is, in which version it is fixed, and where it was reported.
     """
@@ -72,7 +72,7 @@ class _KnownBug(NamedTuple):
 _BUGS = (
     _KnownBug(
         re.compile(r"ncclLocalOpAppend"),
-        "NCCL before 2.29.3 loses slots of its proxy on aarch64, until a launch waits for one for ever"
+        "NCCL before 2.29.3 loses slots of its proxy on aarch64, until a launch waits for one forever"
         " (NVIDIA/nccl#2353): update it, or see what its proxy thread waits for",
     ),
     _KnownBug(

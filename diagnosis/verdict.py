@@ -85,8 +85,8 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What will end the job if nobody acts. ``at_ns``: on the common clock. ``by``: such as "gloo's time-out
-    (30 min)".
+    """What will end the job if nobody acts. ``at_ns``: when, on the common clock. ``by``: such as "gloo's time-out (30
+    min)".
     """
 
     at_ns: int
@@ -95,8 +95,8 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a rule. ``sentence``: the first line to print. ``confidence``: 0 to 1. ``since_ns``: on the common
-    clock. ``victims``: the ranks that wait for the culprits.
+    """The result of a rule. ``sentence``: the first line to print. ``confidence``: 0 to 1. ``since_ns``: its begin on
+    the common clock. ``victims``: the ranks that wait for the culprits.
 
     ``about``: distinguishes this finding from others with its verdict, such as communicator and seq. Job, run, verdict,
     culprits and ``about`` identify a finding, so ``about`` must not change while the situation lasts. ``advice``: None

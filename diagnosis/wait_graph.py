@@ -34,7 +34,7 @@ class Pending:
     """An operation in which ``waiters`` wait for ``awaited``, the ranks that have not joined it.
 
     ``unknown``: the ranks that may not have joined it. ``unidentified``: the number of members of unknown ranks.
-    ``age_ns``: since its first call; None if unknown.
+    ``age_ns``: the time since its first call; None if unknown.
     """
 
     comm: str | None

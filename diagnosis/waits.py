@@ -48,7 +48,8 @@ _JOIN_FILES = ("threading.py", "queue.py", "concurrent/futures/_base.py", "torch
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The operation in which a rank waits. ``seq``: None if only a stack shows it. ``peer``: of send and recv.
+    """The operation in which a rank waits. ``seq``: None if only a stack shows it. ``peer``: the other rank of a send
+    or recv.
 
     ``witnesses``: probe, stack, ras, flight_recorder. ``firm``: False if the operation is in flight, but the rank may
     not wait for it. ``dtype``, ``count``: of the data, if known.
@@ -173,8 +174,7 @@ def _matched(rank: Rank, thread: Thread, call: StackCall, own: Sequence[Operatio
         return Wait(None, None, INIT, min(known, default=None), None, ("stack",))
     same = [o for o in own if o.op == call.op and call.comm in (None, o.comm)]
     if not same and call.op is not None:
-        # The name in Python may differ from the operation's, for example if it is coalesced; both have a peer or
-        # neither has.
+        # The name in Python may differ from the operation's, if it is coalesced; both have a peer or neither.
         same = [o for o in own if is_p2p(o.op) == (call.kind == "p2p") and o.async_op is not True]
     if same or (own and call.op is None):
         # An asynchronous call returns at once, so its frame cannot be on the stack.

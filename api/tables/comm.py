@@ -91,31 +91,31 @@ _OPERATION = (
 _OPS_COLUMNS = (
     *IDENTITY,
     *_OPERATION,
-    Column("t_call", TIME, "When the call was made, UTC; the same as ts.", "ts"),
+    Column("t_call", TIME, "When the call was made, UTC; the same as ts.", sql="ts"),
     Column(
         "t_launch",
         TIME,
         "When the kernel or task was launched, UTC; NULL if that was not seen.",
-        _AFTER_CALL.format("launch_ns_after"),
+        sql=_AFTER_CALL.format("launch_ns_after"),
     ),
     Column(
         "t_start",
         TIME,
         "When the operation began to run, UTC; NULL if that was not seen.",
-        _AFTER_CALL.format("start_ns_after"),
+        sql=_AFTER_CALL.format("start_ns_after"),
     ),
     Column(
         "t_done_lo",
         TIME,
         "Before this time the operation had certainly not finished, UTC.",
-        f"CASE WHEN timing_source = 'exact' THEN {_AFTER_CALL.format('done_hi_ns')}"
+        sql=f"CASE WHEN timing_source = 'exact' THEN {_AFTER_CALL.format('done_hi_ns')}"
         f" ELSE coalesce({_AFTER_CALL.format('done_lo_ns')}, {_BEFORE_DONE}) END",
     ),
     Column(
         "t_done_hi",
         TIME,
         "At this time the operation had certainly finished, UTC.",
-        f"coalesce({_AFTER_CALL.format('done_hi_ns')}, done_hi)",
+        sql=f"coalesce({_AFTER_CALL.format('done_hi_ns')}, done_hi)",
     ),
     Column(
         "timing_source",
@@ -140,19 +140,19 @@ _OPS_COLUMNS = (
         I64,
         "Time from start to end, ns. On a CUDA stream it begins with the launch and includes waiting for the"
         " stream; NULL if the end is uncertain by more than a tenth of the duration.",
-        _DURATION,
+        sql=_DURATION,
     ),
     Column(
         "algbw_gbps",
         F64,
         "Algorithm bandwidth in 1e9 bytes/s, computed from duration_ns; waiting for other ranks is included.",
-        _ALGBW,
+        sql=_ALGBW,
     ),
     Column(
         "busbw_gbps",
         F64,
         "Bus bandwidth in 1e9 bytes/s: algbw times the factor of nccl-tests.",
-        f"({_ALGBW}) * ({BUS_FACTOR})",
+        sql=f"({_ALGBW}) * ({BUS_FACTOR})",
     ),
 )
 

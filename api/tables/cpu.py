@@ -11,7 +11,7 @@ from probing.api.tables.schema import F64, I32, I64, NAME, Column, Table, stored
 
 __all__ = ("TASKS", "UTILIZATION")
 
-_PLATFORM = Column("platform", NAME, "Always linux.", "'linux'")
+_PLATFORM = Column("platform", NAME, "Always linux.", sql="'linux'")
 _STATE = Column("state", NAME, "running, sleeping, blocked (uninterruptible), stopped, zombie, exited or idle.")
 _WCHAN = Column(
     "wchan",
@@ -44,9 +44,13 @@ _UTILIZATION = (
     _USER,
     _SYS,
     _TOTAL,
-    Column("cpu_user_pct", F64, "Part of one CPU used outside of the kernel, %.", "100.0 * delta_user_ns / wall_ns"),
-    Column("cpu_sys_pct", F64, "Part of one CPU used in the kernel, %.", "100.0 * delta_sys_ns / wall_ns"),
-    Column("cpu_total_pct", F64, "Part of one CPU used, %; above 100 for several.", "100.0 * delta_total_ns / wall_ns"),
+    Column(
+        "cpu_user_pct", F64, "Part of one CPU used outside of the kernel, %.", sql="100.0 * delta_user_ns / wall_ns"
+    ),
+    Column("cpu_sys_pct", F64, "Part of one CPU used in the kernel, %.", sql="100.0 * delta_sys_ns / wall_ns"),
+    Column(
+        "cpu_total_pct", F64, "Part of one CPU used, %; above 100 for several.", sql="100.0 * delta_total_ns / wall_ns"
+    ),
     Column("cum_user_ns", I64, "CPU time outside of the kernel since the start of the process or thread, ns."),
     Column("cum_sys_ns", I64, "CPU time in the kernel since the start of the process or thread, ns."),
     Column("rss_kb", I64, "Resident memory, KiB; only for processes."),
@@ -86,9 +90,7 @@ _UTILIZATION = (
         I64,
         "Time in the interval for which the CPU quota stopped the threads of these control groups, ns.",
     ),
-    Column(
-        "cpu_quota", F64, "CPUs that the quota of the closest of these control groups allows; NULL without a quota."
-    ),
+    Column("cpu_quota", F64, "Number of CPUs that the quota of these control groups allows; NULL without a quota."),
 )
 
 UTILIZATION = Table(

@@ -115,17 +115,23 @@ _DISK = (
     Column("flushes", I64, "Number of flushes in the interval; only for a disk, since Linux 5.5."),
     Column("flush_ns", I64, "Sum of the times of all flushes, ns; only for a disk, since Linux 5.5."),
     Column(
-        "read_latency_ns", F64, "Mean time of a read; NULL without one.", "CASE WHEN reads > 0 THEN read_ns / reads END"
+        "read_latency_ns",
+        F64,
+        "Mean time of a read, ns; NULL if there was none.",
+        sql="CASE WHEN reads > 0 THEN read_ns / reads END",
     ),
     Column(
         "write_latency_ns",
         F64,
-        "Mean time of a write; NULL without one.",
-        "CASE WHEN writes > 0 THEN write_ns / writes END",
+        "Mean time of a write, ns; NULL if there was none.",
+        sql="CASE WHEN writes > 0 THEN write_ns / writes END",
     ),
     Column("busy_ns", I64, "Time in the interval in which the disk was busy, ns."),
     Column(
-        "util_pct", F64, "Part of the interval in which the disk had something to do, %.", "100.0 * busy_ns / wall_ns"
+        "util_pct",
+        F64,
+        "Part of the interval in which the disk was busy, %.",
+        sql="100.0 * busy_ns / wall_ns",
     ),
     Column(
         "queue_ns", I64, "Sum of the times of all requests, ns; divided by wall_ns, it is the mean length of the queue."
@@ -162,8 +168,15 @@ _PRESSURE = (
     _WALL,
     Column("some_ns", I64, "Time in the interval in which at least one task waited, ns."),
     Column("full_ns", I64, "Time in the interval in which all tasks that could have run waited, ns."),
-    Column("some_pct", F64, "The same, % of the interval.", "100.0 * some_ns / wall_ns"),
-    Column("full_pct", F64, "The same, % of the interval.", "100.0 * full_ns / wall_ns"),
+    Column(
+        "some_pct", F64, "Part of the interval in which at least one task waited, %.", sql="100.0 * some_ns / wall_ns"
+    ),
+    Column(
+        "full_pct",
+        F64,
+        "Part of the interval in which all tasks that could have run waited, %.",
+        sql="100.0 * full_ns / wall_ns",
+    ),
 )
 PRESSURE = Table(
     "host.pressure",
@@ -204,7 +217,7 @@ _FILE_SYSTEMS = (
         "used_pct",
         F64,
         "Used part of what processes may use, %, as df shows it.",
-        "CASE WHEN used_bytes + available_bytes > 0 THEN 100.0 * used_bytes / (used_bytes + available_bytes) END",
+        sql="CASE WHEN used_bytes + available_bytes > 0 THEN 100.0 * used_bytes / (used_bytes + available_bytes) END",
     ),
     Column("inodes", I64, "How many files the file system can hold; 0 if there is no limit."),
     Column("inodes_used", I64, "How many files the file system holds."),

@@ -150,7 +150,7 @@ CONFIG = Table(
         *_NODE,
         Column("key", TEXT, "Name of the option in a configuration file."),
         Column("value", TEXT, "Value of the option; (set) for an option that may hold a secret."),
-        Column("default", TEXT, "Its default."),
+        Column("default", TEXT, "Default value of the option."),
         Column("doc", TEXT, "Description of the option."),
     ),
 )

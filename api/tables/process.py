@@ -118,7 +118,7 @@ MEMORY = Table(
 _KMSG_COLUMNS = (
     *IDENTITY,
     Column("rank", I32, "Rank in the job of the process that the line names; only for a trainer."),
-    Column("timestamp", TIME, "Time of the line, the same as ts, under Probing's name.", "ts"),
+    Column("timestamp", TIME, "Time of the line, the same as ts, under Probing's name.", sql="ts"),
     Column(
         "facility",
         NAME,

@@ -16,8 +16,8 @@ _COLUMNS = (
         "Number of the step. If a variable holds it, the job's own number; else the number of steps seen"
         " before, from 0, which differs from the job's own number by a constant.",
     ),
-    Column("t_start", TIME, "When the step began (the same as ts), UTC.", "ts"),
-    Column("t_end", TIME, "When the step ended, UTC.", "make_timestamp_ns(epoch_ns(ts) + duration_ns)"),
+    Column("t_start", TIME, "When the step began (the same as ts), UTC.", sql="ts"),
+    Column("t_end", TIME, "When the step ended, UTC.", sql="make_timestamp_ns(epoch_ns(ts) + duration_ns)"),
     Column("duration_ns", I64, "Time from the begin to the end of the step, ns."),
     Column(
         "comm_ns",

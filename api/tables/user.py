@@ -55,7 +55,9 @@ def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> 
     """
     own = list(columns)
     if not USER_NAME.fullmatch(name):
-        raise FormatError(f"{name[:80]!r} is no name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first")
+        raise FormatError(
+            f"{name[:80]!r} is not a valid name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first"
+        )
     if len(own) > MAX_COLUMNS or len(doc) > MAX_DOC:
         raise FormatError(f"user.{name} has more than {MAX_COLUMNS} columns or {MAX_DOC} characters of description")
     taken = {column.name for column in _COMMON}
@@ -143,4 +145,4 @@ def user_table_from(value: Any) -> Table:
             return job_table(name, {column: kinds.split("+") for column, kinds, _ in columns})
         return user_table(str(value["name"]), str(value["doc"]), columns)
     except (KeyError, TypeError, ValueError) as e:
-        raise FormatError(f"a user's table makes no sense: {type(e).__name__}: {e}") from e
+        raise FormatError(f"a user's table is malformed: {type(e).__name__}: {e}") from e

@@ -12,7 +12,10 @@ MICRO = (
     Column("micro_batches", I64, "Number of micro batches in a step. Always NULL: only the job knows it."),
 )
 ROLE = Column(
-    "role", TEXT, "Parallel role that a job declares to Probing; always empty, because no job declares one here.", "''"
+    "role",
+    TEXT,
+    "Parallel role that a job declares to Probing; always empty, because no job declares one here.",
+    sql="''",
 )
 
 _CLOCK_JITTER_NS = 1_000
@@ -21,7 +24,7 @@ _CLOCK_JITTER_NS = 1_000
 def identity(alias: str) -> tuple[Column, ...]:
     """Returns the columns that say which process a row is about and when, from the table ``alias``."""
     return tuple(
-        Column(column.name, column.type, column.doc, f"{alias}.{column.name}")
+        Column(column.name, column.type, column.doc, sql=f"{alias}.{column.name}")
         for column in IDENTITY
         if column.name != "start_ns"
     )
@@ -31,7 +34,7 @@ def chosen(table: Table, alias: str, *names: str, **renamed: str) -> tuple[Colum
     """Returns the columns ``names`` of ``table``, named ``alias``, and columns ``renamed`` as NEW="old"."""
     docs = {column.name: column for column in table.columns}
     pairs = [*((name, name) for name in names), *renamed.items()]
-    return tuple(Column(new, docs[old].type, docs[old].doc, f"{alias}.{old}") for new, old in pairs)
+    return tuple(Column(new, docs[old].type, docs[old].doc, sql=f"{alias}.{old}") for new, old in pairs)
 
 
 def unknown(kind: Type, why: str, *names: str) -> tuple[Column, ...]:

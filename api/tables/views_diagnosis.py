@@ -64,45 +64,45 @@ RANK_SECOND = view(
     "What each rank did in each second of the last 15 minutes; a row for each rank and second in which anything was"
     " seen of it.",
     (
-        Column("node", NAME, "Name of the node.", "u.node"),
-        Column("ts", TIME, "Begin of the second, UTC.", "u.ts"),
-        Column("job", NAME, "The job of the process.", "u.job"),
-        Column("run", NAME, "The run of the job.", "u.run"),
-        Column("pid", I32, "Process id as seen on the host.", "u.pid"),
-        Column("start_ns", I64, "Start of the process in ns since boot.", "u.start_ns"),
-        Column("rank", I32, "Rank in the job.", "u.rank"),
+        Column("node", NAME, "Name of the node.", sql="u.node"),
+        Column("ts", TIME, "Begin of the second, UTC.", sql="u.ts"),
+        Column("job", NAME, "The job of the process.", sql="u.job"),
+        Column("run", NAME, "The run of the job.", sql="u.run"),
+        Column("pid", I32, "Process id as seen on the host.", sql="u.pid"),
+        Column("start_ns", I64, "Start of the process in ns since boot.", sql="u.start_ns"),
+        Column("rank", I32, "Rank in the job.", sql="u.rank"),
         Column(
             "step",
             I64,
             "Number of the last step in train.steps that began before the second; a step that has not ended has"
             " no row there.",
-            "s.step",
+            sql="s.step",
         ),
         Column(
             "comm_share",
             F64,
             "Part of the second in which operations ran, at most 1; times of simultaneous operations are added.",
-            "least(1.0, coalesce(u.comm_ns, 0) / 1e9)",
+            sql="least(1.0, coalesce(u.comm_ns, 0) / 1e9)",
         ),
         Column(
             "op",
             TEXT,
             "Operation that was called before the end of the second and had not ended before its begin; the last one.",
-            "u.op",
+            sql="u.op",
         ),
-        Column("top_func", TEXT, "Innermost Python function of most samples of the main thread.", "u.func"),
+        Column("top_func", TEXT, "Innermost Python function of most samples of the main thread.", sql="u.func"),
         Column(
             "cpus",
             F64,
             "Number of CPUs that Python threads used, from samples; NULL without samples.",
-            "u.cpu_ns / 1e9",
+            sql="u.cpu_ns / 1e9",
         ),
         Column(
             "run_queue_share",
             F64,
             "Part of the second in which threads could run but had no CPU, at most 1; times of simultaneous"
             " waits are added. NULL if not recorded.",
-            _WAITED,
+            sql=_WAITED,
         ),
     ),
     f"({_EACH}) AS u ASOF LEFT JOIN ({_STEPS}) AS s ON u.node = s.node AND u.pid = s.pid AND u.start_ns = s.start_ns"

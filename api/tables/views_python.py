@@ -12,12 +12,12 @@ __all__ = ("VIEWS",)
 
 _STEP = "CASE WHEN o.ts <= s.t_end THEN s.step END"
 _STEP_DOC = "Step of train.steps in which it was called; NULL where no step that has ended covers it."
-_STEPS = tuple(Column(name, I64, _STEP_DOC, _STEP) for name in ("local_step", "global_step"))
+_STEPS = tuple(Column(name, I64, _STEP_DOC, sql=_STEP) for name in ("local_step", "global_step"))
 _STEPS_THEMSELVES = chosen(train.STEPS, "s", local_step="step", global_step="step")
 _SIZE_DOC = "Ranks of the job; NULL once the node has forgotten the process."
-_WORLD_SIZE = Column("world_size", I32, _SIZE_DOC, "p.world_size")
+_WORLD_SIZE = Column("world_size", I32, _SIZE_DOC, sql="p.world_size")
 _MS_DOC = "As duration_ns of comm.ops, in ms: NULL where the end is not known."
-_MS = Column("duration_ms", F64, _MS_DOC, "o.duration_ns / 1e6")
+_MS = Column("duration_ms", F64, _MS_DOC, sql="o.duration_ns / 1e6")
 _NOT_READ = "tensors are not read from outside"
 
 COMM_COLLECTIVE = view(
@@ -39,7 +39,7 @@ COMM_COLLECTIVE = view(
             "async_op",
             I32,
             "1 if the caller asked for an asynchronous operation, else 0; NULL if unknown.",
-            "o.async_op::INT",
+            sql="o.async_op::INT",
         ),
         *chosen(comm.OPS, "o", "comm", "backend", "seq", "timing_source", "state"),
     ),
@@ -57,19 +57,19 @@ NCCL_TRACE = view(
             "src_rank",
             I32,
             f"Whose data it is, {_RANKS_OF_COMM}",
-            "CASE WHEN o.op IN ('send', 'reduce', 'gather') THEN o.comm_rank WHEN o.op = 'recv' THEN o.peer"
+            sql="CASE WHEN o.op IN ('send', 'reduce', 'gather') THEN o.comm_rank WHEN o.op = 'recv' THEN o.peer"
             " WHEN o.op IN ('broadcast', 'scatter') THEN o.root END",
         ),
         Column(
             "dst_rank",
             I32,
             f"Who gets it, {_RANKS_OF_COMM}",
-            "CASE WHEN o.op IN ('recv', 'broadcast', 'scatter') THEN o.comm_rank WHEN o.op = 'send' THEN o.peer"
+            sql="CASE WHEN o.op IN ('recv', 'broadcast', 'scatter') THEN o.comm_rank WHEN o.op = 'send' THEN o.peer"
             " WHEN o.op IN ('reduce', 'gather') THEN o.root END",
         ),
         *chosen(comm.OPS, "o", bytes_transferred="bytes"),
         _MS,
-        Column("step", I64, _STEP_DOC, _STEP),
+        Column("step", I64, _STEP_DOC, sql=_STEP),
         *chosen(comm.OPS, "o", "comm", "backend", "seq", "timing_source", "state"),
     ),
     f"comm.ops AS o {step_of('o')}",
@@ -99,7 +99,7 @@ _USED = "CASE WHEN epoch_ns(s.t_end) - epoch_ns(g.ts) < 30000000000 THEN g.used 
 
 
 def _mb(name: str, sql: str, doc: str) -> Column:
-    return Column(name, F64, doc, f"({sql}) / 1048576.0")
+    return Column(name, F64, doc, sql=f"({sql}) / 1048576.0")
 
 
 TORCH_TRACE = view(
@@ -110,9 +110,9 @@ TORCH_TRACE = view(
         *MICRO,
         *_STEPS_THEMSELVES,
         *chosen(train.STEPS, "s", "step"),
-        Column("seq", I64, "Number of the row within its step: always 0, because there is one row.", "0"),
+        Column("seq", I64, "Number of the row within its step: always 0, because there is one row.", sql="0"),
         *unknown(TEXT, "the modules of a model are known to the job alone", "module"),
-        Column("stage", TEXT, "Always post step.", "'post step'"),
+        Column("stage", TEXT, "Always post step.", sql="'post step'"),
         _mb("allocated", f"coalesce(m.held, {_USED})", f"What {_HELD_BY_CUDA}."),
         _mb("max_allocated", "m.peak", "The most that allocated was since the process is watched, MB."),
         _mb("cached", f"coalesce(m.held, {_USED})", "The same as allocated: a cache counts as in use."),
@@ -121,9 +121,9 @@ TORCH_TRACE = view(
             "time_offset",
             F64,
             "Time from the begin of the step to the row, s; the same as duration.",
-            "s.duration_ns / 1e9",
+            sql="s.duration_ns / 1e9",
         ),
-        Column("duration", F64, "Time from the begin to the end of the step, s.", "s.duration_ns / 1e9"),
+        Column("duration", F64, "Time from the begin to the end of the step, s.", sql="s.duration_ns / 1e9"),
         _mb("allocated_delta", "m.held - coalesce(b.held, 0)", "What allocated has grown by in the step, MB."),
         _mb("max_allocated_delta", "m.peak - coalesce(b.peak, 0)", "What max_allocated has grown by in the step, MB."),
         *chosen(train.STEPS, "s", "rank"),
@@ -133,7 +133,7 @@ TORCH_TRACE = view(
             "allocated_source",
             TEXT,
             "Where the value of allocated is from: cuda.memory or gpu.processes; NULL if unknown.",
-            f"CASE WHEN m.held IS NOT NULL THEN 'cuda.memory' WHEN ({_USED}) IS NOT NULL THEN 'gpu.processes' END",
+            sql=f"CASE WHEN m.held IS NOT NULL THEN 'cuda.memory' WHEN ({_USED}) IS NOT NULL THEN 'gpu.processes' END",
         ),
     ),
     f"train.steps AS s ASOF LEFT JOIN {_HELD} AS m ON {_SAME.format('m')} AND s.t_end >= m.ts"
@@ -152,11 +152,14 @@ TORCH_STEP_TIMING = view(
         *chosen(train.STEPS, "s", "rank"),
         _WORLD_SIZE,
         ROLE,
-        Column("step_duration_sec", F64, "Time from the begin to the end of the step, s.", "s.duration_ns / 1e9"),
+        Column("step_duration_sec", F64, "Time from the begin to the end of the step, s.", sql="s.duration_ns / 1e9"),
         Column(
-            "is_shadow", I32, "1 for a step without Probing's hooks: always 1, because no hook runs inside a job.", "1"
+            "is_shadow",
+            I32,
+            "1 for a step without Probing's hooks: always 1, because no hook runs inside a job.",
+            sql="1",
         ),
-        Column("sampled", I32, "1 for a step that was sampled by hooks: always 0.", "0"),
+        Column("sampled", I32, "1 for a step that was sampled by hooks: always 0.", sql="0"),
         *unknown(I32, _NO_HOOK, "shadow_normal", "shadow_baseline"),
         *unknown(F64, _NO_HOOK, "sample_rate"),
         *unknown(TEXT, _NO_HOOK, "sample_mode"),
@@ -169,7 +172,7 @@ _GROUP = ("node", "job", "run", "pid", "rank", "snapshot_id", "world_size", "pg_
 
 
 def _last(name: str, condition: str, doc: str) -> Column:
-    return Column(name, I64, doc, f"max(f.collective_seq_id) FILTER (NOT f.is_p2p{condition})")
+    return Column(name, I64, doc, sql=f"max(f.collective_seq_id) FILTER (NOT f.is_p2p{condition})")
 
 
 TORCH_NCCL_PG_STATUS = view(
@@ -177,7 +180,7 @@ TORCH_NCCL_PG_STATUS = view(
     "How far each process group had come, from the records of each dump of PyTorch's NCCL flight recorder.",
     (
         *chosen(python.FLIGHT_RECORD, "f", *_GROUP),
-        Column("ts", TIME, "When the last record of the dump was read, UTC.", "max(f.ts)"),
+        Column("ts", TIME, "When the last record of the dump was read, UTC.", sql="max(f.ts)"),
         *unknown(TEXT, "the dump says nothing of the others", "ranks"),
         _last("last_enqueued_collective", "", "Largest sequence number of a collective that was enqueued."),
         _last("last_started_collective", " AND f.state IN ('started', 'completed')", "The same of those that started."),

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 __all__ = ("MOST_ASKED", "Process", "SilenceWatch", "innermost", "silence_lines", "silent", "waits_in")
 
 Process = tuple[str, int]
-# Most processes of a node that are asked for native stacks, and the time for it, s. A process takes milliseconds, and
-# the first look at a library some seconds.
+# The most processes of a node that are asked for native stacks, and the time for them, s.
 MOST_ASKED = 8
 NATIVE_S = 6.0
 _EVERY_S = 10.0
@@ -32,8 +31,7 @@ _LONG_NAME = 80
 # An operation within this time proves that the present wait began while operations were seen.
 _LOOK_BACK = "1 HOUR"
 _STARTS = "SELECT node, pid, start_ns, ts FROM process.events WHERE event = 'start' AND pid IN ({pids})"
-# Times in which operations were not seen: for a process whose library was mapped before the probes were attached, or
-# for all processes while the probes were paused.
+# Times in which operations were not seen: before a library was probed, or for all processes during a pause.
 _GAPS = """
 SELECT node, pid, reason, max(ts_to) AS until FROM probing.losses
 WHERE table_name = 'comm.ops' AND count IS NULL AND (pid IN ({pids}) OR pid IS NULL) GROUP BY node, pid, reason

@@ -31,8 +31,7 @@ _FIELDS = (
 )
 # Columns that are left out, in this order, if the table is too wide and all rows have the given value.
 _SPARE = (("state", "running"), ("inflight", "-"), ("shown_age_ns", None))
-# A job counts as standing still if its last operation is this many times older than the usual interval between
-# operations.
+# A job stands still if its last operation is this many times older than the usual interval between operations.
 _USUAL = 10
 _STILL_NS = 2_000_000_000
 

@@ -31,8 +31,7 @@ SELECT job, run, node, pid, start_ns, rank, count(*) AS steps, sum(duration_ns) 
 FROM train.steps WHERE {during} AND {where}
 GROUP BY job, run, node, pid, start_ns, rank
 """
-# In an operation that ends on all ranks together, the rank with the shortest duration arrived last, and the others
-# waited for it.
+# If an operation ends on all ranks at once, the rank with the shortest duration arrived last.
 _WAITS = """
 WITH timed AS (
   SELECT job, run, comm, seq, rank, comm_size, duration_ns,

@@ -124,7 +124,7 @@ def _check(options: Options) -> None:
         raise UsageError(f"{names[0]} and {names[1]} exclude each other")
     for name, set_ in (("--since", options.since), ("--until", options.until), ("--full", options.full)):
         if set_ and not options.history:
-            raise UsageError(f"{name} belongs to --history", hint="without it diagnose shows what is so now")
+            raise UsageError(f"{name} belongs to --history", hint="without --history only present findings are shown")
     if options.parameters and options.skill is None:
         raise UsageError("--set belongs to --skill")
     if options.save is not None and names:

@@ -77,9 +77,9 @@ def _kind(settings: Settings, what: Wanted) -> tuple[str, bool]:
     single = suffix in _KINDS and len(what.tables) == 1
     chosen = settings.format if settings.format != "table" else suffix if single else "parquet"
     if chosen not in _KINDS:
-        raise UsageError(f"{chosen} is no format to export", hint=f"one of {', '.join(_KINDS)}")
+        raise UsageError(f"{chosen} is not a format to export", hint=f"one of {', '.join(_KINDS)}")
     if single and chosen != suffix:
-        raise UsageError(f"{settings.output.name} is no name for {chosen}", hint=f"-o NAME.{chosen}, or another -f")
+        raise UsageError(f"{settings.output.name} is not a name for {chosen}", hint=f"-o NAME.{chosen}, or another -f")
     return chosen, single
 
 

@@ -29,8 +29,7 @@ EXAMPLES = ("probingctl logs --job 4711 --kind nan --follow",)
 MOST_LINES = 10_000
 FOLLOW_S = 1.0
 _MOST_SEEN = 10 * MOST_LINES
-# Most seconds between the time in a row and its arrival in the store: rows are buffered, and the clocks of nodes
-# differ.
+# The most seconds until a row is stored: rows are buffered, and the clocks of nodes differ.
 _LATE = Interval(Bound(60.0))
 _LINES = """
 SELECT node, ts, epoch_ns(ts) AS t, job, run, rank, pid, tid, stream, kind, line, suppressed

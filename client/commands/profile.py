@@ -53,7 +53,7 @@ class Options:
         str | None,
         typer.Option(metavar="A,B", help="Separate by rank, thread, pid, node or job; A,B for several."),
     ] = None
-    lines: Annotated[bool, typer.Option("--lines", help="Keep the lines of one function apart.")] = False
+    lines: Annotated[bool, typer.Option("--lines", help="Count each line of a function separately.")] = False
     kind: Annotated[
         str | None,
         typer.Option("-F", "--output-format", metavar="FORMAT", help="folded, speedscope, svg, pprof, table."),

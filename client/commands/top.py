@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 __all__ = ("EXAMPLES", "Options", "collect", "run")
 
 EXAMPLES = ("probingctl top --all-nodes --job 4711", "probingctl top --once")
-# Ends all modes that textual's driver has switched on (bracketed paste, no line wrap, reports of resizes, keyboard
-# protocol, focus), and restores the cursor and the previous contents of the terminal.
+# Ends all modes of the terminal that textual has switched on, and restores its cursor and contents.
 _SCREEN_BACK = b"\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[<u\x1b[?1004l\x1b[?25h\x1b[?1049l"
 # For this long the first answer is awaited; then the screen is drawn without it, s.
 _FIRST_S = 1.0
@@ -47,8 +46,7 @@ _RATES = """
 SELECT node, job, run, pid, count(*) AS calls, epoch_ns(now()) - epoch_ns(max(ts)) AS last_age_ns FROM comm.ops
 WHERE ts > now() - INTERVAL {window} SECOND AND {where} GROUP BY node, job, run, pid
 """
-# The row of a step is written when the step ends, so in a job with long steps the last row may be older than the
-# window.
+# A step is stored when it ends, so in a job with long steps the last row may be older than the window.
 _STEPS = """
 SELECT node, job, run, pid, max(step) AS step, arg_max(1e9 / duration_ns, step) AS steps_per_s,
   epoch_ns(now()) - epoch_ns(max(t_end)) AS step_age_ns

@@ -74,7 +74,9 @@ def show_finding(settings: Settings, cluster: Cluster, name: str, job: str | Non
     ids = sorted({row["finding_id"] for row in exact or rows})
     if len(ids) > 1:
         more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
-        raise UsageError(f"{name} fits several findings: {', '.join(ids[:_MOST_NAMED])}{more}", hint="give all of it")
+        raise UsageError(
+            f"{name} fits several findings: {', '.join(ids[:_MOST_NAMED])}{more}", hint="give the whole id"
+        )
     if not ids and (silent := silent_nodes(cluster, asked)):
         raise partial(f"finding {name} is not", silent)
     if not ids:
@@ -95,7 +97,7 @@ def history(cluster: Cluster, job: str | None, during: Interval, *, whole: bool)
     """Returns at most 1,000 findings that were open in an interval, oldest first, each as it was when the interval
     ended.
 
-    ``whole``: with the columns PARTS.
+    ``whole``: the rows have the columns PARTS, too.
     """
     before = Interval(during.begin.earlier(_OPEN_S), during.end).sql()
     where = before if job is None else f"{before} AND job = {sql_text(job)}"

@@ -20,8 +20,7 @@ DAY_NS = 86_400_000_000_000
 TABLES = "SELECT table_schema, table_name, live FROM probing.table_docs"
 COLUMNS = "SELECT table_schema, table_name, column_name FROM probing.column_docs WHERE column_name IN ('ts', 'job')"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\.[a-z_][a-z0-9_]{0,62}")
-# Samples refer to stacks by id, and the table of stacks has no job. A stack is stored when it is first seen and again
-# each hour.
+# The table of stacks has no job: samples refer to stacks by id. A stack is stored again each hour.
 _STACKS, _SAMPLES = "python.stacks", "python.samples"
 _STACKS_BEFORE_NS = 70 * 60 * 1_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -149,7 +148,9 @@ def _table_names(text: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip().lower() for part in (text or "").split(",") if part.strip()))
     for name in names:
         if _NAME.fullmatch(name) is None:
-            raise UsageError(f"{name} is no name of a table", hint="for example --tables comm.ops,python.samples")
+            raise UsageError(
+                f"{name} is not a valid name of a table", hint="for example --tables comm.ops,python.samples"
+            )
     return names
 
 

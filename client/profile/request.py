@@ -174,7 +174,7 @@ def labels(by: str | None) -> tuple[str, ...]:
     keys = tuple(dict.fromkeys(part.strip() for part in (by or "").split(",") if part.strip()))
     for key in keys:
         if key not in _LABELS:
-            raise UsageError(f"--by {key} is not known", hint=f"one or several of {', '.join(_LABELS)}")
+            raise UsageError(f"--by {key} is not known", hint=f"use one or more of {', '.join(_LABELS)}")
     return keys
 
 

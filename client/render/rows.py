@@ -32,8 +32,7 @@ __all__ = (
 Record = Mapping[str, Any]
 """As Row, for readers: a dict of the types in messages.py as well."""
 
-# Up to this length a column of times is formatted here, because importing pyarrow's compute functions would take
-# longer.
+# A column of times up to this length is formatted here, because importing pyarrow.compute takes longer.
 _FEW = 1000
 
 

@@ -113,7 +113,7 @@ class ArrowReader:
         try:
             kind, length = _kind_and_length(metadata)
         except struct.error:
-            raise _no_stream("a message makes no sense") from None
+            raise _no_stream("a message is malformed") from None
         self._file.pieces += (prefix, metadata, await self._whole(length))
         return kind
 
@@ -154,7 +154,7 @@ def _decoded(step: Callable[[], T]) -> T:
 
 
 def _no_stream(why: str) -> PeerError:
-    return PeerError(f"the answer is no Arrow stream: {(why.splitlines() or [''])[0][:120]}")
+    return PeerError(f"the answer is not an Arrow stream: {(why.splitlines() or [''])[0][:120]}")
 
 
 def _cut(chunks: deque[bytes], size: int) -> bytes:

@@ -136,7 +136,7 @@ def checked(address: str, token: str) -> str:
         return address
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"{address} is no address of a node", hint="give unix:PATH or HOST:PORT")
+        raise UsageError(f"{address} is not an address of a node", hint="give unix:PATH or HOST:PORT")
     if token and not _is_loopback(host):
         raise UsageError(
             f"the token would travel in the clear to {address}",

@@ -58,7 +58,7 @@ def too_old(address: str) -> PeerError:
 
 def _unreached(address: str, details: str, why: str) -> ProbingError:
     if any(text in details for text in _OTHER_PROTOCOL):
-        return PeerError(f"{address} is no probingd: it does not speak gRPC", hint=_OTHER_HINT)
+        return PeerError(f"{address} is not probingd: it does not speak gRPC", hint=_OTHER_HINT)
     reason = why or details or "the connection broke"
     hint = ""
     if why == _DENIED:

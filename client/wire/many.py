@@ -56,8 +56,8 @@ class Question:
         policy: Policy | None = None,
         done: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        """``done(nodes, all)`` is called with the number of nodes that have answered or failed and the number of all;
-        see ``Nodes``.
+        """Makes the question; ``done(nodes, all)`` is called with the number of nodes that have answered or failed and
+        the number of all; see ``Nodes``.
         """
         self._wire = wire
         self._statements = statements

@@ -24,8 +24,7 @@ __all__ = ("Call", "Node", "Wire", "query_of")
 
 T = TypeVar("T")
 _SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-# A command asks a node several questions. After a call has timed out, further calls to the node fail at once for this
-# many seconds.
+# After a call to a node has timed out, further calls to it fail at once for this many seconds.
 _PATIENCE_S = 1.0
 _PAUSE_S = 10.0
 # The node's own deadline is this much earlier, so that the node can report what took too long, s.
@@ -186,8 +185,7 @@ class Node:
             try:
                 part: pb.QueryReply | None = await call.next()
             except QueryRejected as e:
-                # A node reports refused statements in its answer. If a node refuses the whole request without a code,
-                # it is older and found no SQL in the request.
+                # An older node refuses the whole request, without a code: it found no SQL in it.
                 raise e if e.code or not request.statements else too_old(self.address) from None
             return part
 

@@ -19,8 +19,7 @@ from probing.api.errors import ConfigError, ProbingError
 __all__ = ("build", "compile_object", "main")
 
 FOLDER = Path(__file__).resolve().parent
-# The instruction set v2 is the newest that the verifier of 5.10 accepts. v3 has atomics that return a value, which need
-# 5.12: only optional objects may use v3.
+# The verifier of 5.10 accepts at most v2; v3 has atomics that need 5.12, so only optional objects use it.
 _FLAGS = ("-O2", "-g", "-target", "bpf", "-Wall", "-Werror")
 _CPU = {"python_off": "v3"}
 

@@ -84,7 +84,7 @@ class Object:
         options = _OpenOptions(ctypes.sizeof(_OpenOptions), btf_custom_path=os.fsencode(types) if types else None)
         self._handle = self._lib.bpf_object__open_mem(data, len(data), ctypes.byref(options))
         if not self._handle:
-            raise AttachError(f"{name} is no BPF object: {_last_message()}", hint="build the package again")
+            raise AttachError(f"{name} is not a BPF object: {_last_message()}", hint="build the package again")
         size = ctypes.c_uint32()
         raw = self._lib.btf__raw_data(self._lib.bpf_object__btf(self._handle), ctypes.byref(size))
         self.btf = _types(ctypes.string_at(raw, size.value))

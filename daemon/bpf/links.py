@@ -47,8 +47,7 @@ class Link:
     def detach(self) -> list[int]:
         """Ends the link, pinned or not. Returns the ids of programs that end soon (``attach.wait_for_end``)."""
         for path in self.pins:
-            # The kernel ends a link at once when its last descriptor is closed, but some time later when its last pin
-            # is removed.
+            # Closing the last descriptor ends a link at once, removing its last pin only some time later.
             with contextlib.suppress(OSError):
                 self.fds.append(syscalls.object_get(path))
             path.unlink(missing_ok=True)

@@ -56,7 +56,7 @@ def prepare(instance: str, pin_root: Path = PIN_ROOT, owner: tuple[int, int] | N
     Raises PrivilegeError for a missing right or a read-only bpffs, UsageError for an invalid name.
     """
     if not _INSTANCE.fullmatch(instance):
-        raise UsageError(f"instance {instance!r} is no name", hint="use letters, digits, - and _")
+        raise UsageError(f"instance {instance!r} is not a valid name", hint="use letters, digits, - and _")
     require_writable(pin_root)
     try:
         _mount(pin_root)
@@ -223,7 +223,7 @@ def cleanup(instance: str | None = None, pin_root: Path = PIN_ROOT) -> int:
     Returns the number of layouts. Raises StateLocked while a daemon uses one of them, PrivilegeError.
     """
     if instance is not None and not _INSTANCE.fullmatch(instance):
-        raise UsageError(f"instance {instance!r} is no name", hint="use letters, digits, - and _")
+        raise UsageError(f"instance {instance!r} is not a valid name", hint="use letters, digits, - and _")
     count = 0
     try:
         if not pin_root.is_dir():

@@ -49,7 +49,9 @@ _LONG_FORMS = {
 
 
 class ProbePoint(NamedTuple):
-    """``offset``: from the function's first byte. ``cost``: "cheap" or "dear". ``why``: one line to show."""
+    """A place for a probe. ``offset``: the distance from the function's first byte. ``cost``: "cheap" or "dear".
+    ``why``: one line to show.
+    """
 
     offset: int
     cost: str

@@ -67,7 +67,7 @@ def replay(path: Path) -> Iterator[Recorded]:
     """Yields the drains in order. Raises FormatError for a damaged file."""
     with open(path, "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise FormatError(f"{path.name} is no ring recording")
+            raise FormatError(f"{path.name} is not a recording of a ring")
         while len(frame := file.read(_FRAME.size)) == _FRAME.size:
             length, crc = _FRAME.unpack(frame)
             if length > _MAX_BLOCK:

@@ -155,8 +155,7 @@ class Ring:
         if count <= 0:
             return Drained(np.empty(0, self.record), start)
         view = np.frombuffer(memory.data, self._slot, count, start & (memory.size - 1))
-        # The lengths are copied at once: flags must not change between the search for busy records and the use of the
-        # rest.
+        # The lengths are copied at once, because their flags must not change while they are used.
         lengths = view["length"].copy()
         busy = np.flatnonzero(lengths & BUSY)
         if len(busy):

@@ -171,8 +171,7 @@ def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
 def map_lookup_batch(fd: int, key_size: int, value_size: int, count: int) -> Iterator[tuple[bytes, bytes]]:
     """Yields (keys, values) of a hash or array, ``count`` entries at a time, each joined as bytes (from 5.6)."""
     keys, values = ctypes.create_string_buffer(key_size * count), ctypes.create_string_buffer(value_size * count)
-    # For a hash the position is a bucket number, for an array a key: both have 4 bytes. Larger keys need no larger
-    # buffer.
+    # The position is a bucket number (hash) or a key (array), both of 4 bytes; larger keys need no more.
     position, following = (ctypes.create_string_buffer(max(key_size, 4)) for _ in range(2))
     at = 0
     while True:

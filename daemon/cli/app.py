@@ -42,7 +42,7 @@ _READS: dict[str, tuple[str, ...]] = {
     "import": ("state_dir", "node_name", "store.max_bytes", "store.keep_free_bytes"),
     "verify": ("state_dir",),
 }
-# The exit code of a shell whose child was ended by Ctrl-C.
+# The exit code after Ctrl-C, the same that a shell gives.
 _INTERRUPTED = 130
 # The length of the longest option, plus two spaces.
 _OPTION_WIDTH = 34
@@ -90,8 +90,7 @@ class _Group(TyperGroup):
 
 def program() -> Any:
     """Returns the command ``probingd``; its ``main`` runs it."""
-    # An unknown option before the command is reported as an unknown command; after the command it belongs to the
-    # configuration.
+    # Before the command an unknown option is an unknown command; after it, it belongs to the configuration.
     context = {"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 120}
     app = typer.Typer(cls=_Group, add_completion=False, rich_markup_mode=None, context_settings=context)
     app.callback()(_root)

@@ -72,8 +72,7 @@ WATCHED = 3
 RELAYS = 2
 # The most bytes of news in a message.
 NEWS_BYTES = 4_000
-# The most bytes of updates in all answers between two ticks: all nodes that start ask a seed. Further answers name only
-# a few nodes.
+# The most bytes of updates in the answers between two ticks; further answers name only a few nodes.
 ANSWER_BYTES = 96_000
 REFERRALS = 8
 # A comparison that brings this many updates shows that the node lacks many: it compares once more at once.

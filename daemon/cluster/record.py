@@ -15,8 +15,7 @@ __all__ = ("MAX_INCARNATION", "MAX_JOBS", "Claim", "Proof", "Record", "Update", 
 MAX_JOBS = 64
 MAX_LABELS = 16
 MAX_LABEL_BYTES = 1024
-# The most that an incarnation may be, far above that of a truthful node: Unix seconds at its start, plus one for each
-# change.
+# The largest incarnation that is accepted; truthful nodes use Unix seconds at the start, plus 1 a change.
 MAX_INCARNATION = 1 << 48
 BUCKETS = 64
 _NAME = re.compile(r"[\w.:@-]{1,255}")

@@ -252,7 +252,7 @@ class Candidates:
         self._since[key], self._left[key] = now, TRIES
 
     def since(self, name: str, address: str) -> float:
-        """Returns when the address was noted; infinity for an address that was not."""
+        """Returns the time at which the address was noted; infinity if it was not."""
         return self._since.get((name, address), float("inf"))
 
     def due(self) -> list[tuple[str, str]]:

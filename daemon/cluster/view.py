@@ -17,8 +17,7 @@ FORGET_S = 86_400
 MAX_LEAP = 1 << 33
 # The most by which this node raises its incarnation to answer a claim that was not signed by its key: two years.
 MAX_STRANGE_LEAP = 1 << 26
-# The most signatures that are checked between two ticks: a tenth of a second of CPU. Updates that are left out come
-# again.
+# The most signatures that are checked between two ticks; updates that are left out come again.
 MAX_CHECKS = 2000
 # How long a conflict of two nodes with one name is shown, s; while it lasts it is detected again.
 CONFLICT_S = 90.0
@@ -249,8 +248,7 @@ class View:
         """Refutes a claim about this node by an incarnation above the claimed one."""
         own, record = self.own, update.record
         if record.uid != own.uid and record.address != own.address:
-            # The address may be this node's before a restart, or another node's of the same name: a ping of the address
-            # will show.
+            # A ping shows whether the address is this node's earlier one, or another node's of the same name.
             self.candidates.add(own.name, record.address, now)
         past = record.incarnation < own.incarnation or record.uid in self._rivals
         # An older node passes on the record without key and signature.
@@ -259,8 +257,7 @@ class View:
             return
         if record.uid == own.uid and not same:
             self.lies += 1
-        # Other nodes accept no larger leap. Without this bound, a node without our key could drive our incarnation to
-        # its limit.
+        # Other nodes accept no larger leap: otherwise a node without our key could exhaust our incarnations.
         most = MAX_LEAP if record.key == own.key else MAX_STRANGE_LEAP
         if record.incarnation - own.incarnation <= most and record.incarnation + 1 < MAX_INCARNATION:
             self.announce(own._replace(incarnation=record.incarnation + 1))

@@ -164,8 +164,7 @@ class Collector:
         except (AttachError, PrivilegeError) as e:
             raise explained(e) from e.__cause__
         self._undo.callback(session.close, True)
-        # Programs load in a thread, beside the search for libraries, which takes as long: the probes of collectives
-        # come first.
+        # Programs load in a thread while libraries are searched, which takes as long; collectives come first.
         ahead = threading.Thread(target=_load_ahead, args=(session,), name="programs", daemon=True)
         ahead.start()
         self._undo.callback(ahead.join)

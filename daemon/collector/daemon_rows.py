@@ -271,7 +271,7 @@ class Status:
 
 
 def summary_of(status: Mapping[str, Any]) -> str:
-    """Returns a line for `systemctl status`. ``status``: from ``Status.to_dict``."""
+    """Returns a line for `systemctl status`. ``status``: the result of ``Status.to_dict``."""
     if status["state"] == "running":
         count = status["processes"]
         return f"collecting from {count} process{'' if count == 1 else 'es'}"

@@ -32,14 +32,12 @@ __all__ = ("DrainLoop", "Positions")
 # The time between two looks at the rings, s: a look costs less than a wakeup for each record. It is chosen so that a
 # ring can take the records of four intervals, at the rate since the last look.
 QUIET_LOOK_S, LOOK_S, SOON_S = 0.5, 0.1, 0.01
-# A ring that holds fewer records is looked at every LOOK_S: a job that begins at full speed could fill it before a
-# later look.
+# A ring with fewer records than this is looked at every LOOK_S, because a job may begin at full speed.
 QUIET_RECORDS = 256
 # How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
 # it waits for many records; a power cut loses the waiting ones. A query drains the rings first.
 REST_S = 1.0
-# A ring is drained at once when it is filled to one part in FULL_SHARE. Consumers of large records choose their part
-# (``RingConsumer.full_share``).
+# A ring is drained at once when it is filled to one part in FULL_SHARE, or in its own ``full_share``.
 FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
 # The drain offers a refused record to the log again after this time, s: at first, and at most.
@@ -220,8 +218,7 @@ class DrainLoop:
                 if batch.num_rows:
                     batches.setdefault(table, []).append(batch)
                     self._buffer.rows[table] += batch.num_rows
-        # The log record has the row of the loss even if it has no records of the ring: without this position the loss
-        # would be reported again.
+        # Even without records the log gets the row of the loss with this position, so it is reported only once.
         for name, ring in self._rings.items():
             if name not in ends and positions.get(name, {}).get("lost", 0) != lost.get(name, 0):
                 positions[name] = self._place(ring, ring.position, lost)

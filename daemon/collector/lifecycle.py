@@ -73,8 +73,7 @@ class Pace:
 
 
 FORK, EXEC, EXIT, OOM = 1, 2, 3, 4
-# The time between two scans of all processes where the kernel does not report new mappings, s: old processes load
-# libraries, too.
+# The time between two scans of all processes, s, if the kernel does not report new mappings.
 SCAN_S = 30.0
 
 
@@ -165,8 +164,7 @@ class Lifecycle(Source):
         return set(self._young.due())
 
 
-# How long rows wait for the identity of their process, s; reading it takes some 50 ms. Rows wait up to a second in the
-# ring anyway, so this delays only queries, by HOLD_S at most.
+# The longest time that rows wait for the identity of their process, s; it delays only queries.
 HOLD_S = 0.5
 # The most processes that are remembered as waited for, at some 200 bytes each. The oldest is dropped first.
 MAX_SEEN = 65536

@@ -43,7 +43,7 @@ class _Refusals:
         self._budget = budget
         self._blinded = blinded
         self._reported = {slot: session.reported_refusals(slot) for slot in slots}
-        # Refusals by process at the last report; `left` in `_report` counts those since.
+        # Refusals by process at the last report; `left` in `_report` counts later refusals.
         last = max((ts for _, ts in self._reported.values()), default=0)
         self._of_processes = session.refusals(before_ns=last - pair.mono_to_utc_ns)
         for slot in slots:
@@ -54,7 +54,7 @@ class _Refusals:
         return [p.name for slot, p in self._slots.items() if counters.get(f"probe:{slot}", {}).get("off_ns")]
 
     def look(self, counters: Mapping[str, Mapping[str, int]], since: int, pair: ClockPair) -> None:
-        """Reports refused hits. ``counters``: from the session. ``since``: the UTC time of the last look, ns."""
+        """Reports refused hits. ``counters``: the session's counters. ``since``: the UTC time of the last look, ns."""
         of_processes: dict[tuple[int, int], int] | None = None
         for slot, probe in self._slots.items():
             counts = counters.get(f"probe:{slot}")
@@ -112,7 +112,7 @@ INTERVAL_NS = 1_000_000_000
 class LossMeter:
     """Reads the counters once a second; ``tick`` is called more often. ``tables``: the table of each ring.
 
-    ``also`` returns losses that other parts report; ``blinded``: as for ``_Refusals``.
+    ``also`` returns losses that other parts report; ``blinded``: see ``_Refusals``.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ def _table_numbers(key: str, entries: Sequence[str]) -> Mapping[str, float]:
     for entry in entries:
         name, _, text = entry.partition("=")
         if name in found:
-            raise ConfigError(f"{key} has {name} twice", hint="leave one of them")
+            raise ConfigError(f"{key} has {name} twice", hint="leave out one of them")
         hint = _no_table(name)
         if hint:
             raise ConfigError(f"{key} = {entry[:80]!r} is wrong: there is no stored table {name[:80]!r}", hint=hint)

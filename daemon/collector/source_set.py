@@ -102,7 +102,7 @@ class SourceSet:
         for source in self._sources:
             for slot, probe in source.probe_slots.items():
                 if slot in found:
-                    raise InternalError(f"the probe slot {slot} is that of {found[slot].name} and of {probe.name}")
+                    raise InternalError(f"the probe slot {slot} is used by {found[slot].name} and {probe.name}")
                 found[slot] = probe
         return found
 
@@ -115,7 +115,7 @@ class SourceSet:
             source.start()
 
     def settings_changed(self) -> list[ProbedLibrary]:
-        """Tells the sources that settings changed. Returns the libraries that have to be attached anew."""
+        """Tells the sources that settings changed. Returns the libraries that have to be attached again."""
         return [library for source in self._sources if source.settings_changed() for library in source.libraries]
 
     def pause(self, paused: bool, mono_ns: int) -> None:

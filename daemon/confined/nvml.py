@@ -1,6 +1,6 @@
 """The process that talks to NVIDIA's driver. Its only right is to open the device files of the GPUs.
 
-A call into the driver may hang for ever, and the driver may crash the process, so it does nothing else. It answers
+A call into the driver may hang forever, and the driver may crash the process, so it does nothing else. It answers
 requests on descriptor 0 until the connection closes:
 
 * ``ping``: header ``pid``.
@@ -31,8 +31,7 @@ from probing.daemon.ipc import Channel, ChannelClosed
 __all__ = ("main",)
 
 MEMORY_BYTES = 8 << 30
-# For the whole life of the process, some months at 1 % of a core; the kernel ends a process that reaches it, and
-# another is started.
+# CPU time for the life of the process: months at 1 % of a core. Then another process is started.
 CPU_SECONDS = 86_400
 # The driver opens these files to read and write, and controls them by ioctl.
 _DEVICES = ("/dev/nvidiactl", "/dev/nvidia[0-9]*", "/dev/nvidia-caps", "/dev/nvidia-nvswitch*")

@@ -1,7 +1,7 @@
 """The reader: the process that reads targets, and does nothing else. It handles one request at a time, and can be
 killed at any time.
 
-A read of a target can block for ever (memory behind userfaultfd, a file on a dead server). So callers have a deadline;
+A read of a target can block forever (memory behind userfaultfd, a file on a dead server). So callers have a deadline;
 then they close the connection, which ends the process (``serving``).
 
 Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any process of this pid. Answers by op:

@@ -57,8 +57,7 @@ chown 92 -           lchown 94 -              fchown 93 55              fchownat
 utimes 235 -         futimesat 261 -          utimensat 280 88          setxattr 188 5          lsetxattr 189 6
 fsetxattr 190 7      removexattr 197 14       lremovexattr 198 15       fremovexattr 199 16
 """
-# Calls answered as if the kernel lacked them, so that callers fall back: glibc then starts threads with clone, whose
-# flags a filter can see.
+# Calls that seem to be missing: glibc then starts threads with clone, whose flags a filter can see.
 _ABSENT_TABLE = """
 clone3 435 435       openat2 437 437          io_uring_setup 425 425    io_uring_enter 426 426
 io_uring_register 427 427
@@ -73,8 +72,7 @@ _FILES = "unlink unlinkat chmod fchmod fchmodat fchmodat2 chown lchown fchown fc
 READER = frozenset(("process_vm_readv", "openat2"))
 # The service creates its socket, gives it to a group and removes it.
 SERVICE = frozenset(f"{_SOCKETS} {_FILES}".split())
-# The collector handles the store's files, programs of BPF, a namespace's RAS, and the compiler of users' probes, which
-# inherits the filter.
+# The collector needs the store's files, BPF, namespaces and the compiler, which inherits the filter.
 COLLECTOR = frozenset(
     f"{_SOCKETS} {_FILES} bpf perf_event_open syslog setns process_vm_readv openat2 execve fork vfork clone clone3"
     " open openat creat truncate ftruncate fallocate mkdir mkdirat rmdir rename renameat renameat2 link linkat symlink"

@@ -36,8 +36,7 @@ def inherit(give_up_rights: Callable[[], object]) -> Channel:
     # Ctrl-C reaches every process of the terminal; the supervisor ends the daemon's own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=0)
-    # This comes before the first thread: Landlock and seccomp hold for the calling thread and the threads that it
-    # starts.
+    # This comes before any thread starts, because Landlock and seccomp hold only for later threads.
     give_up_rights()
     _end_on_hangup(connection.fileno())
     return Channel(connection)

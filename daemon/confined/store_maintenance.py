@@ -38,8 +38,7 @@ from probing.daemon.store.tasks.worker import TASKS
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# CPU time for the life of the process, s, which the collector keeps short. A decoder has enough for a directory of some
-# 100 GB.
+# CPU time for the life of the process, s; a decoder needs enough for a directory of 100 GB.
 CPU_SECONDS, DECODER_CPU_SECONDS = 3600, 4 * 3600
 MAX_FILES = 256
 MAX_TEXT = 300

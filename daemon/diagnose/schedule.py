@@ -40,7 +40,7 @@ _FULL_LOOKS, _FULL_S = 3, 300.0
 @dataclass(frozen=True, slots=True)
 class Look:
     """A look to make. ``why``: stall, late (the job may have stalled before the daemon started), death or review.
-    ``deep``: with stacks.
+    ``deep``: the look reads stacks.
     """
 
     why: str
@@ -51,7 +51,7 @@ class Schedule:
     """Plans the looks at one run of a job. ``now`` is on a monotonic clock, s."""
 
     def __init__(self, job: JobNow, now: float, *, stall_s: float, review_s: float, late: bool) -> None:
-        """``late``: the job existed before the watch, so it may have stalled long ago."""
+        """Makes the schedule of a job. ``late``: the job existed before the watch, so it may have stalled long ago."""
         self.job = job
         self.late = late or job.late
         self.slow = False

@@ -127,10 +127,10 @@ class FrameTable:
         data, _ = self._entry(address)
         cursor = Cursor(data)
         if cursor.number(4):
-            raise CorruptTarget("call frame information leads to no common part")
+            raise CorruptTarget("an entry of call frame information refers to no common entry")
         version = cursor.number(1)
         if version not in (1, 3, 4):
-            raise UnsupportedTarget(f"call frame information of version {version}")
+            raise UnsupportedTarget(f"call frame information has the unsupported version {version}")
         end = data.find(b"\0", cursor.at, cursor.at + _MAX_AUGMENTATION)
         if end < 0:
             raise CorruptTarget("call frame information has too long an augmentation")

@@ -99,7 +99,7 @@ def evaluate(
             if not _step(op, cursor, stack, registers, read):
                 return None
         except (IndexError, ZeroDivisionError) as e:
-            raise CorruptTarget("an expression in call frame information makes no sense") from e
+            raise CorruptTarget("an expression in call frame information is malformed") from e
     raise CorruptTarget("an expression in call frame information has no value")
 
 
@@ -136,7 +136,7 @@ def _step(
         if op == 0x2F or stack.pop():
             cursor.at += jump
             if not 0 <= cursor.at <= cursor.end:
-                raise IndexError("a jump out of the expression")
+                raise IndexError("an expression jumps to a place outside of it")
     else:
         _arithmetic(op, cursor, stack)
     return True

@@ -43,8 +43,7 @@ class Functions:
         kinds, bindings = rows["info"] & 15, rows["info"] >> 4
         wanted = ((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (rows["section"] != 0) & (rows["name"] != 0)
         rows, bindings = rows[wanted], bindings[wanted]
-        # Of several symbols at one address the last wins: a global name goes before a weak name, and that before a
-        # local name.
+        # Of several symbols at an address the last is used: local names first, then weak, then global ones.
         rank = np.select([bindings == _STB_LOCAL, bindings == _STB_WEAK], [0, 1], 2)
         order = np.lexsort((rank, rows["value"]))
         self._starts = np.ascontiguousarray(rows["value"][order])

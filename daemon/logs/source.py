@@ -40,7 +40,7 @@ _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class LogSource(Source):
-    """``enabled`` returns whether the lines of a process are recorded now."""
+    """The source of lines of output. ``enabled`` returns whether the lines of a process are recorded now."""
 
     name = "logs"
     table = TABLE
@@ -140,7 +140,7 @@ class LogSource(Source):
             self._follow(who)
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Attaches the probes anew, since the new program may have another libc."""
+        """Attaches the probes again, since the new program may have another libc."""
         if (who := self._trainers.get((pid, start_ns))) is not None:
             self._attachments.drop(pid, start_ns)
             self._follow(who)

@@ -270,8 +270,7 @@ def _count_gaps(operations: Operations, owners: list[_Process]) -> None:
     starts = np.flatnonzero(np.diff(which, prepend=-1))
     gaps = np.diff(called, prepend=called[:1])
     before = np.array([owners[number].last_call for number in which[starts].tolist()], np.int64)
-    # Operations are seen when they end, so the first call of this batch may be older than the last call of the previous
-    # batch.
+    # Operations are seen when they end, so the first call of this batch may be older than the last batch.
     gaps[starts] = np.where(before < 0, 0, np.maximum(called[starts] - before, 0))
     longest = np.maximum.reduceat(gaps, starts).tolist()
     lasts = called[np.append(starts[1:], len(called)) - 1].tolist()

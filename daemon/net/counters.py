@@ -25,7 +25,7 @@ class Differences(NamedTuple):
     missing: _Flags
     interval: _Integers
     new: _Flags
-    """Rows without a reading before, or whose counters began anew: a counter went back."""
+    """Rows without a reading before, or whose counters began again: a counter went back."""
 
 
 class Counters:

@@ -58,7 +58,7 @@ def dump(sock: socket.socket, kind: int, body: bytes, *, most_bytes: int) -> lis
 def messages(piece: bytes) -> Iterator[tuple[int, int, int]]:
     """Yields (type, begin, end) of each message's body in a piece, leaving out messages that only end or pad a list.
 
-    Raises CorruptTarget for a length that makes no sense, TargetError for the kernel's refusal.
+    Raises CorruptTarget for a length that is malformed, TargetError for the kernel's refusal.
     """
     at = 0
     while at + HEADER.size <= len(piece):

@@ -48,7 +48,9 @@ class Announcer:
         self._sink.put("process.events", batch_of("process.events", [row]))
 
     def exited(self, process: Process, status: int | None, mono_ns: int | None) -> None:
-        """Publishes an exit. ``status``: as from waitpid(2), None if unknown. ``mono_ns``: None: now."""
+        """Publishes an exit. ``status``: the status that waitpid(2) returns, None if unknown. ``mono_ns``: the time of
+        the exit; None: now.
+        """
         pair = self._clock.pair()
         ts_ns = pair.real_ns if mono_ns is None else mono_ns + pair.mono_to_utc_ns
         signal = status & 0x7F if status is not None else None

@@ -157,7 +157,7 @@ class Discovery:
         self._identification.post("fork", tgid, start_ns, ktime, ppid)
 
     def on_exit(self, tgid: int, start_ns: int, ktime: int, status: int | None = None) -> None:
-        """Queues that a process exited. ``status``: as from waitpid(2), None if unknown."""
+        """Queues that a process exited. ``status``: the status that waitpid(2) returns, None if unknown."""
         self._identification.post("exit", tgid, start_ns, ktime, status)
 
     def on_oom(self, tgid: int, start_ns: int, ktime: int) -> None:
@@ -175,7 +175,7 @@ class Discovery:
         self._identification.post("membership", (pid, start_ns), membership)
 
     def on_issuer(self, pid: int, start_ns: int, tid: int) -> None:
-        """Queues that thread ``tid`` issues most collectives of a process. The thread trains if it runs Python."""
+        """Queues the fact that thread ``tid`` calls most collectives of a process; it trains if it runs Python."""
         self._identification.post("issuer", ProcessKey(pid, start_ns), tid)
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:

@@ -15,8 +15,7 @@ __all__ = ("Facts",)
 
 _FRAMEWORKS = frozenset({"torch", "nccl", "jax"})
 _PYTHON = re.compile(r"python[0-9.]*[a-z-]*$")
-# Names of threads that come with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, ProcessGroupNCCL;
-# gloo).
+# Threads that come with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, -NCCL; gloo).
 _GROUP_THREADS = ("pt_gloo", "pt_nccl", "pt_ucc", "pt_mpi", "gloo_")
 
 

@@ -145,7 +145,7 @@ def _from_path(target: Target, mapping: Mapping, served: bool) -> int:
 def _reopen(handle: int, target: Target, mapping: Mapping, served: bool) -> int:
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} is no regular file")
+            raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} is not a regular file")
         if not served:
             _refuse_served(handle, _name(mapping))
         return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -267,7 +267,7 @@ def open_file(target: Target, request: Header) -> tuple[Header, int]:
     try:
         described = _described(path, os.fstat(handle), uid)
         if described is None:
-            raise UnsupportedTarget(f"{name} of process {target.pid} is no regular file of its user")
+            raise UnsupportedTarget(f"{name} of process {target.pid} is not a regular file of its user")
         if described["size"] > MAX_SIZE:
             raise UnsupportedTarget(f"{name} of process {target.pid} is larger than {size(MAX_SIZE)}")
         return described, os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -32,8 +32,7 @@ from probing.daemon.source import Loss, ProcessKey, Sink
 __all__ = ("Identification",)
 
 MAX_QUEUE = 100_000
-# The pause after exec or fork, s: the process gets its program and first libraries, so an immediate look would see
-# nothing.
+# The pause after exec or fork, s, in which the process gets its program and first libraries.
 SETTLE_S = 0.03
 # How long the results of one batch are awaited, s, so that older processes are identified before younger ones.
 BATCH_S, SCAN_BATCH_S = 0.25, 0.6
@@ -42,8 +41,7 @@ READ_TIMEOUT_S = 1.0
 MAX_LOOKS, MAX_MODULE_LOOKS = 10, 22
 # With more waiting reads of Pythons than this, no modules are read: a later look asks again.
 MAX_WAITING = 64
-# The pause before a process that could not be read is read again, s; reads of a process in quarantine are refused at
-# once.
+# The pause before a process that could not be read is read again, s; a quarantine refuses it at once.
 RETRY_S, MAX_RETRY_S = 2.5, 300.0
 _log = logging.getLogger(__name__)
 

@@ -28,13 +28,11 @@ __all__ = ("MAX_NAMES", "JobNames", "container_of", "owner_of")
 _ID = r"[0-9a-f]{64}"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}"
 _CONTAINERS = (
-    # Names such as docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope, and
-    # ...slice:cri-containerd:ID.
+    # Names such as docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, ...slice:cri-containerd:ID.
     re.compile(
         rf"(?:^|[/:])(?:docker|cri-containerd|containerd|crio|libpod|cri-dockerd|nerdctl)[-:]({_ID})(?:\.scope)?(?=/|$)"
     ),
-    # Paths such as /docker/ID, /kubepods/.../podUID/ID, /buildkit/ID, /ecs/TASK/ID, /libpod_parent/..., /default/ID of
-    # containerd.
+    # Paths such as /docker/ID, /kubepods/.../podUID/ID, /buildkit/ID, /ecs/TASK/ID, /default/ID (containerd).
     re.compile(rf"/({_ID})(?=/|$)"),
     # BuildKit names its containers in base 36.
     re.compile(r"/buildkit/([0-9a-z]{20,32})(?=/|$)"),

@@ -47,7 +47,7 @@ class ParserPool:
         """Returns the symbols of the ELF file ``fd`` whose names match ``patterns``.
 
         The caller keeps ``fd``. Answers and refusals are cached by (device, inode, size, mtime). Raises
-        UnsupportedTarget for a file that makes no sense or asks for too much, TargetTimeout for no answer in time.
+        UnsupportedTarget for a file that is malformed or asks for too much, TargetTimeout for no answer in time.
         """
         found = os.fstat(fd)
         key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, tuple(patterns))
@@ -97,7 +97,7 @@ class ParserPool:
                 answer = self._ask(header, payload, fds, deadline)
             except ChannelClosed as e:
                 raise TargetTimeout(
-                    "the parser ended over a file", hint="the file asks for more than a parser may use"
+                    "the parser process ended while it read a file", hint="the file asks for more than a parser may use"
                 ) from e
         answer.close_fds()
         try:

@@ -106,7 +106,7 @@ def parse_stat(data: bytes) -> Stat:
             start_ns=_number(fields[19]) * TICK_NS,
         )
     except ValueError as e:
-        raise CorruptTarget("stat of a process holds no numbers") from e
+        raise CorruptTarget("/proc/PID/stat of a process contains no numbers") from e
 
 
 def parse_status(data: bytes) -> dict[str, list[int]]:
@@ -123,7 +123,7 @@ def parse_status(data: bytes) -> dict[str, list[int]]:
             except ValueError as e:
                 raise CorruptTarget("status of a process holds no numbers") from e
     if not found.get("Uid"):
-        raise CorruptTarget("status of a process has no Uid")
+        raise CorruptTarget("/proc/PID/status of a process has no line Uid")
     return found
 
 

@@ -43,7 +43,7 @@ class Quarantines:
         with self._lock:
             held = self._held.get((pid, start_ns)) if pid else None
         if held is not None and held.until > time.monotonic():
-            raise TargetTimeout(f"process {pid} is left alone since a read of it did not end ({held.op})")
+            raise TargetTimeout(f"process {pid} is not read for a while because a read of it did not end ({held.op})")
 
     def add(self, pid: int, start_ns: int, op: str, first_s: float) -> None:
         """Starts or prolongs a quarantine; the first quarantine of a process takes ``first_s`` seconds."""

@@ -76,7 +76,7 @@ class SpanningCommunicators:
                 del self._members[comm]
 
     def __bool__(self) -> bool:
-        """Whether a membership is registered."""
+        """Returns whether a membership is registered."""
         return bool(self._of)
 
     def ranks_of(self, key: ProcessKey, trainers: Collection[ProcessKey], *, one_node: bool) -> Ranks | None:

@@ -38,8 +38,7 @@ _EXTRA = 2
 _MAX_STAT = 4096
 # The time for the transfer of a reader's answer, in addition to the time that it spends on a process, s.
 _MARGIN_S = 0.05
-# A reader takes about a millisecond for a process; a reader that is blocked for longer than this, s, must not delay the
-# others.
+# A reader takes about 1 ms for a process; one that is blocked for longer, s, must not delay the others.
 PATIENCE_S = 0.04
 # A reader keeps the deadline itself. If it does not, it is given up this much later, s, and its target is left alone.
 GRACE_S = 1.0

@@ -142,8 +142,7 @@ class _Assignment:
         """Returns the role of a process below a trainer: the real trainer below a wrapper, a data loader, or another
         helper.
         """
-        # Lightning's rank 0 runs the same command for each other rank. A process that it only forks has no threads of a
-        # group.
+        # Lightning's rank 0 runs the same command for each other rank; a forked process has no group's threads.
         again = _runs(facts) == _runs(above) and not (ranks and ranks.same(self.ranks[above.key]))
         if facts.in_group and (again or not above.in_group):
             return "trainer"

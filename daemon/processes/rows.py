@@ -110,7 +110,7 @@ def detail_of(process: Process, boot_id: str) -> str:
 
 
 def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tuple[Mapping[str, Any], Process] | None:
-    """Returns the detail that ``detail_of`` wrote, and its process; None if it is of another boot or makes no sense."""
+    """Returns the detail that ``detail_of`` wrote, and its process; None if it is of another boot or is malformed."""
     try:
         detail = json.loads(text) if len(text) <= MAX_DETAIL else None
     except ValueError:

@@ -23,7 +23,7 @@ _LETTERS = 6
 
 @dataclass(slots=True)
 class _Run:
-    """``taken``: the ranks of all processes of the run so far; ``live``: its live processes."""
+    """A run of a job. ``taken``: the ranks of all processes of the run so far; ``live``: its live processes."""
 
     name: str
     taken: set[int] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Reads one process from /proc. Only a reader does this, because each of these reads can block for ever.
+"""Reads one process from /proc. Only a reader does this, because each of these reads can block forever.
 
 All reads go through a descriptor of ``/proc/PID``, which stays bound to that process: a reused pid cannot return
 another process's data. The process must be the same before and after each request.

@@ -24,8 +24,7 @@ from probing.daemon.stack_wire import ProcessStacks, ReadFailure, Thread, Variab
 __all__ = ("StackAnswers",)
 
 TIMEOUT_S = 1.0
-# The time for native stacks, s. It is longer than for Python stacks, since the first request for a process reads the
-# tables of its libraries.
+# The time for native stacks, s: the first request for a process reads the tables of its libraries.
 NATIVE_TIMEOUT_S = 5.0
 NATIVE_PARALLEL = 2
 _Threads = list[Thread]

@@ -29,9 +29,9 @@ class Scope(Enum):
 class Caller:
     """The caller of a request. ``listener``: ``unix`` or ``tcp``. ``who``: uid or ``peer_name`` of the other end.
     ``pid`` 0: unknown. ``reserved``: threads and slots are reserved for it, which is so for root and the daemon itself.
-    ``name``: of its token or certificate. ``scopes``: its rights, once it is identified. ``jobs``: the jobs whose rows
-    it may see; None: all. ``nodes``: names of nodes, in lower case; the connection proves that the caller is one of
-    these nodes."""
+    ``name``: the name in its token or certificate. ``scopes``: its rights, once it is identified. ``jobs``: the jobs
+    whose rows it may see; None: all. ``nodes``: names of nodes, in lower case; the connection proves that the caller is
+    one of these nodes."""
 
     listener: str
     who: str

@@ -94,8 +94,8 @@ class Engine:
         now_ns: Callable[[], int] = time.time_ns,
         views: Callable[[], Mapping[str, View]] = dict,
     ) -> None:
-        """``gate``: the workers that check statements. ``live`` makes the rows of live tables that do not come from
-        ``store``; ``views`` returns the views of the schema ``view``."""
+        """Makes the engine. ``gate``: the workers that check statements. ``live`` makes the rows of live tables that do
+        not come from ``store``; ``views`` returns the views of the schema ``view``."""
         self._store = store
         self._pool = pool
         self._gate = Gatekeeper(gate)

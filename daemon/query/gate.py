@@ -48,8 +48,7 @@ __all__ = ("check",)
 
 # Tables whose rows tell nothing about jobs.
 _OPEN = frozenset(("cluster.members", "probing.column_docs", "probing.table_docs"))
-# A LIMIT above any number of rows: DuckDB does not move a condition of the caller below it. A failing condition could
-# otherwise show a value of another job's row.
+# DuckDB moves no condition below this LIMIT: a failing one could show a value of another job's row.
 _ALL_ROWS = (1 << 62) - 1
 _KEPT_PARTS = ("joins", "laterals", "sample")
 

@@ -28,7 +28,7 @@ class Gatekeeper:
     """Runs ``gate.check`` in workers; safe for many threads."""
 
     def __init__(self, pool: WorkerPool) -> None:
-        """``pool``: workers of the role ``gate``."""
+        """Makes the gatekeeper. ``pool``: workers of the role ``gate``."""
         self._pool = pool
         self._slots = QuerySlots(CONCURRENT)
 
@@ -77,7 +77,7 @@ def _answers(payload: bytes, known: Mapping[str, Table], count: int) -> list[Che
     try:
         found = [error_of(one["error"]) if "error" in one else _checked(one, known) for one in json.loads(payload)]
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise InternalError("the gate's answer makes no sense") from e
+        raise InternalError("the gate's answer is malformed") from e
     if len(found) != count:
         raise InternalError("the gate did not answer every statement")
     return found

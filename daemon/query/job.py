@@ -25,8 +25,7 @@ from probing.daemon.store.log.cache import LogCache
 
 __all__ = ("Database", "Job", "Outcome")
 
-# The bytes of rows held back before the first piece is sent: if an error occurs before then, a retry sends no row
-# twice.
+# The bytes of rows that are held back first: after an error until then a retry sends no row twice.
 FIRST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 16_384
@@ -65,11 +64,11 @@ class Job:
 
     @classmethod
     def unpack(cls, header: Mapping[str, Any], payload: bytes) -> Job:
-        """Returns the job in the engine's message. Raises InternalError for a message that makes no sense."""
+        """Returns the job in the engine's message. Raises InternalError for a message that is malformed."""
         try:
             return cls._unpack(header, memoryview(payload))
         except (AttributeError, KeyError, OSError, TypeError, ValueError, FormatError, pa.ArrowException) as e:
-            raise InternalError(f"a request for a query makes no sense: {type(e).__name__}: {e}") from e
+            raise InternalError(f"a request for a query is malformed: {type(e).__name__}: {e}") from e
 
     @classmethod
     def _unpack(cls, header: Mapping[str, Any], payload: memoryview) -> Job:
@@ -122,8 +121,7 @@ class Database:
         self._job = job
         self._instance = instance
         self._outcome = outcome
-        # The views have only these columns: DuckDB binds each column of a view twice, which takes longer than most
-        # queries.
+        # The views have only these columns: DuckDB binds each column of a view twice, which takes long.
         self._columns = job.columns
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._sent = 0

@@ -21,8 +21,8 @@ __all__ = ("GATE", "QUERY", "WorkerPool")
 GRACE_S = 1.0
 _SPLIT = "split it: use WITH for its parts"
 _NARROW = "the next query gets a fresh worker; when this one always ends so, aggregate or narrow the time range"
-# There are more workers than slots for requests (``concurrency``). A query that has run for half a second will hardly
-# end soon: another worker starts, so that the next query need not wait. A start costs more CPU than most queries.
+# There are more workers than slots for requests (``concurrency``): when a query has run for half a second, another
+# worker starts for the next query. Starting one costs more CPU than most queries.
 QUERY = Policy(
     "SQL worker",
     size=64,
@@ -44,7 +44,7 @@ class WorkerPool:
     """
 
     def __init__(self, path: str, policy: Policy = QUERY) -> None:
-        """``policy``: QUERY or GATE, perhaps with other numbers."""
+        """Makes the pool. ``policy``: QUERY or GATE; tests change single values of these."""
         self._pool = Pool(path, policy)
         self._checks = policy.greeting == GATE.greeting
 

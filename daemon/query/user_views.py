@@ -40,7 +40,7 @@ class UserViews:
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``users`` returns the tables of users' probes, which views may read, too."""
+        """Makes the views. ``users`` returns the tables of users' probes, which views may read, too."""
         self._directory = Path(directory)
         self._users = users
         self._now_s = now_s
@@ -148,7 +148,7 @@ def _trusted_text(path: Path) -> str:
         for status in (os.fstat(fd), path.parent.stat()):
             if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
                 raise QueryRejected(
-                    "others may write it: give the file and its directory to root, with mode 644 and 755"
+                    "other users may write to it: give the file and its directory to root, with mode 644 and 755"
                 )
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise QueryRejected("it is not a regular file")

@@ -22,8 +22,7 @@ AGAIN_S = 30.0
 MAX_NAMES = 4096
 # How long an address outside the networks is reported after a call wanted it, s.
 SAID_S = 60.0
-# Blocks of addresses that each count as one site: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598),
-# link-local.
+# Blocks of addresses that count as one site: loopback, private, shared (RFC 6598), link-local.
 _SITES = tuple(
     map(
         ipaddress.ip_network,
@@ -44,9 +43,9 @@ _HINT = "add its network to cluster.allow of this node"
 
 
 class Allowed:
-    """The allowed addresses. ``networks``: as in ``cluster.allow``. If it is empty, the allowed networks are those of
-    this machine's interfaces, and the sites of the seeds and of ``own``, the address of this node. Belongs to one event
-    loop."""
+    """The allowed addresses. ``networks``: the value of ``cluster.allow``. If it is empty, the allowed networks are
+    those of this machine's interfaces, and the sites of the seeds and of ``own``, the address of this node. Belongs to
+    one event loop."""
 
     def __init__(self, networks: Sequence[str] = (), own: str = "") -> None:
         self._chosen = bool(networks)

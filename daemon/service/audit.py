@@ -30,8 +30,7 @@ class Audit:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
         self._now = now
-        # By caller and reason: the time of the last line, and the number of refusals since. The least recent comes
-        # first.
+        # By caller and reason: the time of the last line, and the refusals since. The least recent comes first.
         self._lines: OrderedDict[tuple[str, str, str], tuple[float, int]] = OrderedDict()
         self._reads: OrderedDict[tuple[tuple[str, str, str], str], float] = OrderedDict()
         self._second = (0.0, 0)

@@ -196,7 +196,7 @@ def check_listen(
         return
     if not token_file and not client_ca:
         raise ConfigError(
-            f"{key} = {address} would answer everybody who can connect, on loopback each user of this machine",
+            f"{key} = {address} would answer everybody who can connect; on loopback, each user of this machine",
             hint="set token_file, or tls.client_ca, or insecure = true where everybody may read",
         )
     if not tls and not is_loopback(address):

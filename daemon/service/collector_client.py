@@ -77,7 +77,7 @@ class CollectorClient:
         try:
             return {table.name: table for table in map(user_table_from, found["tables"])}
         except (FormatError, KeyError) as e:
-            raise InternalError("the collector's tables make no sense") from e
+            raise InternalError("the collector's tables are malformed") from e
 
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False

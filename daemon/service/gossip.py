@@ -118,7 +118,8 @@ _log = logging.getLogger(__name__)
 
 
 class Gossip:
-    """``seeds``: addresses, or ``dns:NAME:PORT`` for all addresses of a name. ``local``: peers may be Unix sockets.
+    """The gossip of this node with others. ``seeds``: addresses, or ``dns:NAME:PORT`` for all addresses of a name.
+    ``local``: peers may be Unix sockets.
 
     ``peers`` has the connections to other nodes. Belongs to one event loop.
     """
@@ -267,8 +268,7 @@ class Gossip:
             if allowed := self._peers.outgoing.allowed:
                 await allowed.set_seeds(seeds)
             self._membership.set_seeds(seeds)
-            # If this node's certificate does not name it, all nodes probably share the certificate, and gRPC would log
-            # each missing name.
+            # If nodes share a certificate that does not name them, gRPC would log each missing name.
             self._named = not await asyncio.to_thread(self._peers.outgoing.nameless, self._membership.name)
             await asyncio.sleep(RESOLVE_S)
 

@@ -87,7 +87,7 @@ class TcpPort:
         serve: Callable[[socket.socket], Awaitable[None]],
         listeners: Listeners | None = None,
     ) -> None:
-        """``name``: the name of the source in Status."""
+        """Makes the port. ``name``: the name of its source in Status."""
         self._name = name
         self._address = address
         self._serve = serve

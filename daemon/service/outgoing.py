@@ -180,7 +180,9 @@ IDLE_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """``users``: calls in flight; ``used``: when the last call ended, by the clock of the event loop."""
+    """A connection to a peer. ``users``: the number of its calls in flight; ``used``: when the last call ended, by the
+    clock of the event loop.
+    """
 
     channel: grpc.aio.Channel
     stub: Any
@@ -199,7 +201,7 @@ class PeerStubs:
 
     @asynccontextmanager
     async def use(self, address: str, node: str = "") -> AsyncIterator[Any]:
-        """Yields the stub of the daemon at ``address``. ``node``: as for ``Outgoing.channel``.
+        """Yields the stub of the daemon at ``address``. ``node``: see ``Outgoing.channel``.
 
         Raises ConfigError if a certificate of this node is gone, and PeerError for an address that is not allowed.
         """
@@ -228,7 +230,7 @@ class PeerStubs:
         return self._outgoing
 
     def metadata(self, address: str, node: str = "") -> Metadata | None:
-        """Returns the metadata that a call to ``address`` needs. ``node``: as for ``use``."""
+        """Returns the metadata that a call to ``address`` needs. ``node``: see ``use``."""
         return self._outgoing.metadata(address, node) or None
 
     async def close_idle(self) -> None:

@@ -54,8 +54,8 @@ class QueryMany:
     """Answers QueryMany. Belongs to one event loop."""
 
     def __init__(self, outgoing: Outgoing, limits: Limits, *, kept: int = MAX_KEPT) -> None:
-        """``kept``: the number of channels to peers that stay open; gRPC closes their connections when they
-        are idle.
+        """Makes the answering of QueryMany. ``kept``: the number of channels to peers that stay open; gRPC closes their
+        connections when they are idle.
         """
         self._outgoing = outgoing
         self._limits = limits
@@ -191,7 +191,7 @@ class _Question:
         common, single = self._authorizations
         authorization = single.get(address) or common
         if authorization.startswith(shown("")) and not self._outgoing.vouches(address):
-            raise PrivilegeError(f"nothing proves the name of {address} to this node: it is not shown your token")
+            raise PrivilegeError(f"the name of {address} is not proven to this node, so it is not shown your token")
         metadata = self._outgoing.passed_on(address, authorization)
         held: list[int] = []
         channel = await self._channels.take(address)

@@ -139,7 +139,7 @@ class ReceivedFindings:
             if own and (node == self._node) != (rank in own):
                 raise PrivilegeError(f"rank {rank} is not on node {node}")
             if node not in (self._node, sender) and (sender > self._node or (node and node not in claims)):
-                raise PrivilegeError(f"rank {rank} of node {node} is not for it to name")
+                raise PrivilegeError(f"rank {rank} of node {node} must not be named by it")
         if not {node for _, node in _named(row, "stacks")} <= {self._node, sender, *claims}:
             raise PrivilegeError("it has stacks of nodes that do not take part")
 

@@ -29,8 +29,7 @@ __all__ = ("Link", "Relay")
 # The most authenticated connections of a share (see Caller), and of one caller.
 MOST = {"root": 48, "unix": 64, "tcp": 64}
 EACH = {"root": 40, "unix": 16, "tcp": 16}
-# The most TCP connections that have not shown a token: in all, and of one address. A new connection replaces an old
-# one.
+# The most TCP connections without a shown token, in all and of one address; a new one replaces an old one.
 MOST_UNKNOWN, EACH_UNKNOWN = 64, 16
 # A TCP connection must send the token within this time, s.
 UNKNOWN_S = 10.0

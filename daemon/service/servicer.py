@@ -96,9 +96,10 @@ class NodeService(NodeServicer):
         take_findings: Callable[[bytes, Caller], int] = lambda *_: 0,
         sight: Callable[[str, str], Sight] = lambda *_: Sight(),
     ) -> None:
-        """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
-        shows in addition to the collector's. ``timed``: as in ``Guarded``. ``take_findings`` stores findings of another
-        node, the caller, and returns their number. ``sight`` returns the connections of a run's ranks."""
+        """Makes the service. ``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns
+        sources that Status shows in addition to the collector's. ``timed``: see ``Guarded``. ``take_findings`` stores
+        findings of another node, the caller, and returns their number. ``sight`` returns the connections of a run's
+        ranks."""
         self._node = node
         self._collector = collector
         self.identify = identify

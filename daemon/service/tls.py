@@ -226,7 +226,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}", hint="the service's user must be able to read it") from e
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{path} is no file")
+        raise ConfigError(f"{path} is not a file")
     # The time of the last status change: unlike the time of the last write it also changes with the mode.
     return found.st_ctime_ns, found.st_size, found.st_ino
 

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """``jobs``: the only jobs whose rows the token may see; None: all."""
+    """A token. ``jobs``: the only jobs whose rows the token may see; None: all jobs."""
 
     name: str
     value: bytes
@@ -56,7 +56,9 @@ class Tokens:
     """The tokens in ``file``. ``node``: the name of this node, to which callers bind their tokens."""
 
     def __init__(self, file: str, node: str = "") -> None:
-        """An empty ``file`` means that no token is needed. Raises ConfigError for a file that cannot be used."""
+        """Reads the tokens of ``file``. If ``file`` is empty, no token is needed. Raises ConfigError for a file that
+        cannot be used.
+        """
         self._node = node
         self._path = Path(file)
         self.wanted = bool(file)

@@ -15,8 +15,7 @@ _MODULES = {"Store": "store", "StoreLimits": "limits", "StoreSnapshot": "snapsho
 
 
 def __getattr__(name: str) -> Any:
-    # Modules are imported when they are used: the service and the workers read parts of the store, and do not need the
-    # writer.
+    # Modules are imported when they are used, because the service and the workers do not need the writer.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

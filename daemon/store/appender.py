@@ -21,8 +21,7 @@ from probing.daemon.store.recovery.directory import Recovered
 
 __all__ = ("Appender",)
 
-# A part ends at part_bytes, or at this many times part_bytes before compression (small drains are compressed): this
-# limits what a query must decode.
+# A part ends at part_bytes, or at this many times part_bytes before compression.
 _RAW_FACTOR = 2
 
 
@@ -97,8 +96,7 @@ class Appender:
     def sync(self) -> None:
         """Syncs all records appended so far, so that they survive a power cut. Raises StoreError."""
         with self._syncing:
-            # The values are read in this order, so that a part that is made or closed meanwhile is left to the next
-            # round.
+            # In this order, a part that is made or closed while the values are read is left to the next round.
             newest, retired, writer = self._newest, list(self._retired), self._writer
             try:
                 for fd in retired:

@@ -58,8 +58,7 @@ class Background:
 
     def _sync_loop(self) -> None:
         while not self._stopped.is_set():
-            # The first record is synced at once, then the thread pauses: no record waits for its sync longer than the
-            # interval.
+            # The first record is synced at once, then the thread pauses: no record waits longer than the interval.
             self._unsynced.wait()
             self._unsynced.clear()
             try:

@@ -206,5 +206,5 @@ def _table(stream: bytes | memoryview) -> pa.Table:
             rows = reader.read_all()
         rows.validate(full=True)
     except (pa.ArrowException, OSError) as e:
-        raise FormatError(f"its rows make no sense: {e}") from e
+        raise FormatError(f"its rows are malformed: {e}") from e
     return rows

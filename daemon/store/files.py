@@ -190,7 +190,7 @@ def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> b
     try:
         state = os.fstat(fd)
         if not stat.S_ISREG(state.st_mode):
-            raise FormatError(f"{Path(path).name} is no regular file")
+            raise FormatError(f"{Path(path).name} is not a regular file")
         left = max(0, state.st_size - offset)
         if length is not None:
             left = min(left, length)

@@ -95,7 +95,7 @@ def checked_positions(value: Any) -> Positions:
 def checked_table(name: Any) -> str:
     """Returns ``name`` if it is a possible name of a table, and so of its folder. Raises ValueError."""
     if not isinstance(name, str) or len(name) > _MAX_TABLE_NAME or not _TABLE.fullmatch(name):
-        raise ValueError(f"{str(name)[:80]!r} is no name of a table")
+        raise ValueError(f"{str(name)[:80]!r} is not a valid name of a table")
     return name
 
 

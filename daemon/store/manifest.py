@@ -35,7 +35,7 @@ MANIFEST = "manifest"
 MAX_MANIFEST = 1 << 28
 # The file is rewritten when its edits have this many bytes more than the state that they produce.
 _SLACK_BYTES = 1 << 14
-# The most bytes of a line: more than an edit needs that drops every segment of a large store.
+# The most bytes of a line; even an edit that drops all segments of a large store needs less.
 MAX_LINE = 1 << 24
 _MAGIC = "probingd-manifest"
 _PATH = re.compile(r"[\w.]+/date=[0-9-]{10}/[\w-]+\.parquet", re.ASCII)

@@ -187,8 +187,7 @@ class Store:
             # Retention runs first: sealing needs space.
             self._space.retain()
             self._sealer.seal(False)
-            # Merging waits while sealing is behind, but not for long: otherwise the number of small segments would grow
-            # without limit.
+            # Merging waits while sealing is behind, but not for long: small segments must not grow in number.
             self._rounds_behind = self._rounds_behind + 1 if self._sealer.is_behind else 0
             if self._rounds_behind % _MERGE_EACH == 0:
                 self._compactor.turn()

@@ -54,8 +54,7 @@ class Lock:
                 return cls(path, fd)
             holder = None if held else _holder(fd)
             if holder is None and not held and _is_at(path, fd):
-                # Only other users hold shared locks, from a time when everybody could read the file; a daemon takes an
-                # exclusive lock.
+                # Only other users hold shared locks, from when everybody could read the file; a daemon's is exclusive.
                 path.unlink(missing_ok=True)
             os.close(fd)
             if holder is not None:

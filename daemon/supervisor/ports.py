@@ -24,8 +24,7 @@ __all__ = ("PORTS_FD", "RETRY_S", "Ports", "bind", "problem_of", "resolved")
 
 # The variable with the number of the channel's descriptor.
 PORTS_FD = "PROBINGD_PORTS_FD"
-# The time between attempts to bind a port that is taken, and between look-ups of a name, s; a look-up may block for
-# seconds.
+# The time between attempts to bind a port, and between look-ups of a name, s, which may block.
 RETRY_S = 5.0
 NAME_RETRY_S = 60.0
 BACKLOG = 128

@@ -32,8 +32,7 @@ __all__ = (
 )
 
 _BTF = Path("/sys/kernel/btf/vmlinux")
-# The oldest kernel that is tested. Kernels from 5.8 on have BTF, ring buffers and CAP_BPF; 5.10 is the first long-term
-# kernel of them.
+# The oldest kernel that is tested: the first long-term kernel with BTF, ring buffers and CAP_BPF.
 OLDEST_KERNEL = (5, 10)
 # The first kernel with uprobe_multi. Some older kernels of distributions have it too, so features are tried.
 MULTI_KERNEL = (6, 6)

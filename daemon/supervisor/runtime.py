@@ -88,7 +88,7 @@ class Runtime:
         lock = Lock.take(self._config)
         if lock is None:
             raise self._taken(f"probingd, pid {owner_of(self._config)}")
-        # No daemon holds the lock: a process that still answers is left of a killed daemon, and ends within seconds.
+        # No daemon holds the lock: a process that still answers remains from a killed daemon, and ends soon.
         deadline = time.monotonic() + REMAINS_S
         while _answers(self._config.socket):
             if time.monotonic() > deadline:
@@ -132,8 +132,7 @@ class Runtime:
                 os.chown(path, account.uid, account.gid, follow_symlinks=False)
         # The service may not write to the public directory, so it listens in a directory of its own behind a link.
         _own(self._public().parent, self._rights.service.account, 0o755)
-        # The directory of the collector's control socket: besides the collector only the service may enter it, by its
-        # group.
+        # Only the collector and, by its group, the service may enter the directory of the control socket.
         collector, service = self._rights.collector.account, self._rights.service.account
         _own(self._directory / CONTROL, collector, 0o710 if service else 0o700, group=service.gid if service else None)
         Path(self._config.socket).symlink_to(self._public())

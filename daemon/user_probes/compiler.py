@@ -127,8 +127,8 @@ class Loaded:
 def load(
     spec: Spec, folder: Path, scratch: Path, *, multi: bool = True, python: str = _PYTHON, timeout: float = TIMEOUT_S
 ) -> Loaded:
-    """Compiles ``spec`` and lets the kernel verify it, in about half a second. ``multi``: for uprobe_multi links. Trees
-    of headers are merged in a temporary directory in ``scratch``.
+    """Compiles ``spec`` and lets the kernel verify it, in about half a second. ``multi``: the programs are for
+    uprobe_multi links. Trees of headers are merged in a temporary directory in ``scratch``.
 
     Raises ConfigError for code that does not compile, AttachError for a program that the kernel refuses, PrivilegeError
     where bcc or headers are missing; the output of compiler and verifier goes to the daemon's log.
@@ -159,7 +159,7 @@ def _loaded(spec: Spec, answer: Message) -> Loaded:
         if failed := answer.header.get("failed"):
             raise _failure(spec, str(failed), str(answer.header.get("why", "")), log)
         if len(answer.fds) != wanted:
-            raise InternalError(f"the compiler of {spec.name}.c gave {len(answer.fds)} of {wanted} descriptors")
+            raise InternalError(f"the compiler of {spec.name}.c returned {len(answer.fds)} of {wanted} descriptors")
         fds, answer.fds = answer.fds, []
     finally:
         answer.close_fds()

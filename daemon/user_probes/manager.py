@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProbeState(NamedTuple):
-    """The state of a probe. ``state``: as of a source: running, degraded, paused or stopped."""
+    """The state of a probe. ``state``: one of the states of a source: running, degraded, paused or stopped."""
 
     name: str
     table: str
@@ -149,7 +149,7 @@ class UserProbes(Source):
         self._worker.wake()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Attaches the probes anew, as the new program maps other libraries."""
+        """Attaches the probes again, as the new program maps other libraries."""
         self._replaced.append(ProcessKey(pid, start_ns))
         self._worker.wake()
 

@@ -72,7 +72,7 @@ class Running:
     """A loaded probe. ``follow``, ``detach`` and ``close`` are for one thread; another may call ``drain``."""
 
     def __init__(self, spec: Spec, table: Table, loaded: Loaded, *, multi: bool = True) -> None:
-        """``multi``: the programs were loaded for uprobe_multi links."""
+        """Makes a running probe. ``multi``: the programs were loaded for uprobe_multi links."""
         self.spec, self.table = spec, table
         self._programs, self._multi = loaded.programs, multi
         self._ring = Ring.open(f"user:{spec.name}", loaded.maps["probing_events"], record_dtype(spec))

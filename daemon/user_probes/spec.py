@@ -148,7 +148,7 @@ def _read(path: Path, limit: int) -> str:
     except OSError as e:
         raise ConfigError(f"{path} cannot be read: {e.strerror}", hint="make it readable for the daemon's user") from e
     except UnicodeDecodeError as e:
-        raise ConfigError(f"{path} is no UTF-8 text", hint="write it as UTF-8") from e
+        raise ConfigError(f"{path} is not UTF-8 text", hint="write it as UTF-8") from e
     if len(data) > limit or "\0" in text:
         raise ConfigError(f"{path} is longer than {limit} bytes or holds a zero byte", hint="shorten it")
     return text

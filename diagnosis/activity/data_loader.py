@@ -50,7 +50,7 @@ def find_worker(scene: Scene, look: _Look) -> Seen | None:
 
 
 def _in_process(scene: Scene, look: _Look) -> Seen:
-    """Without workers the main thread itself reads the data."""
+    """Returns what the main thread does if it has no workers, and so reads the data itself."""
     assert scene.main is not None
     at = innermost(scene.main.frames, _LOADER)
     main = replace(scene.main, frames=scene.main.frames[:at])

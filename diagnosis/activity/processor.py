@@ -23,8 +23,7 @@ __all__ = (
 
 # Shares of the time between the readings from which a process counts as throttled, as starved, and as busy.
 _THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
-# A thread that is in one function for this long, with these shares of the time on a CPU and ready to run, works in that
-# function.
+# The time in one function, and its shares on a CPU and ready to run, from which a thread works there.
 _STAYS_NS, _USED, _AWAKE = 30_000_000_000, 0.05, 0.8
 # Functions of CPython 3.8 to 3.14: Modules/gcmodule.c, Python/gc.c. A stripped CPython does not name them.
 _COLLECTS = ("gc_collect_main", "gc_collect_generations", "gc_collect_region", "deduce_unreachable", "PyGC_Collect")
@@ -72,7 +71,7 @@ def find_collecting(scene: Scene) -> Seen | None:
 
 
 def find_matching(scene: Scene) -> Seen | None:
-    """Returns whether the main thread matches a regular expression, which may take for ever if it backtracks."""
+    """Returns whether the main thread matches a regular expression, which may take forever if it backtracks."""
     inner = scene.python[0] if scene.python else None
     in_module = inner is not None and inner.file.endswith(REGEX_FILES) and inner.func in _MATCHES
     still = scene.main is not None and not scene.main.moving

@@ -111,8 +111,7 @@ def _seen(scene: Scene, wait: Wait) -> Seen:
 
 _KIND = "cuda_context_lock"
 _FRAMES = 32
-# Loading a module waits until the kernels of the context have ended; with lazy loading (CUDA 11.7) the first launch of
-# a kernel loads it.
+# Loading a module waits for the kernels of the context; with lazy loading the first launch loads it.
 _LOADS = re.compile(
     r"cuLibrary(?:LoadData|LoadFromFile|GetKernel)\w*|cuModule(?:Load|GetFunction)\w*|cudaLibraryLoad\w*"
 )

@@ -46,8 +46,8 @@ _P2P = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})$")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group, equal on all its ranks. ``ranks``: of the job, in the order of the group; empty if the dump does
-    not list them, as for gloo."""
+    """A process group, equal on all its ranks. ``ranks``: ranks of the job, in the order of the group; empty if the
+    dump does not list them, as for gloo."""
 
     name: str
     ranks: tuple[int, ...]
@@ -190,8 +190,7 @@ def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 63 else None
 
 
-# Ranks that wait for each other call at nearly the same time, within this many ns; the longest usual time-out is half
-# an hour.
+# Ranks that wait for each other call within this time, ns; the longest usual time-out is half an hour.
 _APART_NS = 3_600 * 10**9
 # These operations end on no rank before all ranks have called them; in others a root may send and go on.
 _TOGETHER = frozenset(("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))

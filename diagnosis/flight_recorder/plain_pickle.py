@@ -159,7 +159,7 @@ class _Machine:
 _STOP = ord(".")
 _OPCODES: dict[int, Callable[[_Machine], Any]] = {
     0x80: _Machine.protocol,
-    0x95: lambda m: m.number("Q"),  # the length of a frame
+    0x95: lambda m: m.number("Q"),  # the argument is the length of a frame
     ord("("): _Machine.mark,
     ord("N"): lambda m: m.push(None),
     0x88: lambda m: m.push(True),

@@ -34,7 +34,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """``name``: python, torch, cuda, nccl, driver or kernel."""
+    """A version of a component. ``name``: python, torch, cuda, nccl, driver or kernel."""
 
     name: str
     value: str

@@ -159,7 +159,7 @@ _MEMORY_HINT = "mount /dev/shm with a larger size, in containers by --shm-size o
 
 
 def check_shared_memory(case: Case) -> Iterator[Result]:
-    """Fails below LEAST_BYTES, and warns below GOOD_BYTES, of free bytes."""
+    """Yields a failure for less than LEAST_BYTES of free memory, and a warning for less than GOOD_BYTES."""
     good: dict[str, int] = {}
     for node in case.nodes:
         found = next((fs for fs in node.file_systems if fs.mount_point == _SHM), None)

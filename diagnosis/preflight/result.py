@@ -53,7 +53,7 @@ def compared(
 ) -> Iterator[Result]:
     """Yields the result that all nodes have the same value, or which nodes have another value than most.
 
-    ``values``: by node. ``state``: the state of the result if there is a difference.
+    ``values``: the values by node. ``state``: the state of the result if there is a difference.
     """
     found = by_value(values.items())
     if len(found) == 1:

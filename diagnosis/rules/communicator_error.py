@@ -42,8 +42,8 @@ _MOST = 8
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """An error or abort of a communicator on a rank. ``t_ns``: on the common clock. ``made``: when the communicator was
-    created.
+    """An error or abort of a communicator on a rank. ``t_ns``: its time on the common clock. ``made``: when the
+    communicator was created.
     """
 
     rank: int

@@ -29,7 +29,9 @@ _NEARLY_ALL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class _ChangePoint:
-    """A change in a series. ``index``: of the first value after the change. ``before`` and ``after``: the medians."""
+    """A change in a series. ``index``: the index of the first value after the change. ``before`` and ``after``: the
+    medians.
+    """
 
     index: int
     before: float

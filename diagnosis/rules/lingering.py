@@ -13,8 +13,7 @@ from probing.diagnosis.words import clean, who
 __all__ = ("VERDICTS", "find")
 
 _NOTED_NS = 10 * 10**9
-# How long torchrun waits for the agents of other nodes once its ranks have ended, ns: exit_barrier_timeout of
-# torch/distributed/elastic/agent/server/api.py.
+# How long torchrun waits for other agents after its ranks ended, ns (exit_barrier_timeout of its api.py).
 _CARES_NS = 300 * 10**9
 _MOST_NAMED = 4
 

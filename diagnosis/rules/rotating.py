@@ -49,7 +49,8 @@ class _Rotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Burst:
-    """``rank`` was the last in ``count`` successive collectives with a late rank, and in none of the ``after`` since.
+    """A time in which one rank was late: ``rank`` was the last in ``count`` successive collectives with a late rank,
+    and in none of the ``after`` since.
 
     ``lasted_ns``: the time from the first to the last of them. ``ended_ns``: the call of the last, on the common clock.
     ``share``: the lost share of the time.

@@ -19,7 +19,7 @@ __all__ = ("symptoms_of",)
 _KINDS = {
     "memory_error": (False, "the memory controller reports errors", "Replace the memory module if they go on."),
     "machine_check": (True, "the processor reports errors of the hardware", "Drain the node and examine it: `mcelog`."),
-    "pcie_error": (False, "PCIe reports errors", "Seat the device anew; replace it or its riser if they go on."),
+    "pcie_error": (False, "PCIe reports errors", "Seat the device again; replace it or its riser if they go on."),
     "thermal": (False, "a processor is too hot and runs slower", "Examine fans and airflow."),
     "lockup": (True, "a CPU does not schedule", "Drain the node and reboot it."),
     "hung_task": (False, "tasks are blocked for minutes", "Look at what they wait for: a disk or a file server."),

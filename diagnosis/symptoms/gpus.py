@@ -17,8 +17,7 @@ __all__ = ("gpu_symptoms",)
 # A clock slows kernels if it is held down for this share of the time, by this share.
 _HELD = 0.1
 _SLOWER = 0.95
-# At full load the power limit lowers the clock of each healthy GPU: a symptom is only a clock below this share of its
-# neighbours'.
+# The power limit lowers all clocks at full load: a symptom is a clock below this share of the others'.
 _BELOW_OTHERS = 0.9
 # Limits of DcgmHealthWatch.cpp.
 _MOST_RETIRED = 63
@@ -157,7 +156,7 @@ def _narrow(node: NodeFacts, gpu: Gpu) -> Iterator[Symptom]:
         f"{_name(gpu.device)} {text}",
         None,
         (),
-        ("Seat the board anew, and examine the riser or the slot.",),
+        ("Seat the board again, and examine the riser or the slot.",),
     )
 
 

@@ -28,8 +28,7 @@ _FAULTS = {
     "packet_seq_err": "packets that the peer missed",
     "port_xmit_discards": "packets discarded instead of sent",
 }
-# A connection is slow if more than this share of its packets are sent again; with fewer segments than this the share
-# means nothing.
+# The share of packets sent again from which a connection is slow, and the least number of segments.
 _RESENT = 0.01
 _LEAST_SEGMENTS = 100
 _LEAST_RESENT = 5

@@ -12,7 +12,8 @@ __all__ = ("FindSymptoms", "Symptom")
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """``kind``: gpu_fault, gpu_throttled, network_fault, packet_loss, storage_fault or host_fault; ``part``: "GPU 3".
+    """A symptom of the hardware. ``kind``: gpu_fault, gpu_throttled, network_fault, packet_loss, storage_fault or
+    host_fault; ``part``: "GPU 3".
 
     ``ranks``: the ranks that use the part; empty: any process of the node may use it. ``fails``: the part does not
     work, else it works worse. ``why``: a clause that follows "rank 1 (node b, pid 4711)", such as "its GPU 3 is lost";

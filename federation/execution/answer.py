@@ -188,7 +188,7 @@ Each reply goes through the last argument, which raises ProbingError for a reply
 
 @dataclass(slots=True)
 class Answer:
-    """``table``: the rows of all nodes that answered. ``gathered``: which nodes answered."""
+    """The answer of many nodes. ``table``: the rows of all nodes that answered. ``gathered``: which nodes answered."""
 
     table: pa.Table
     gathered: Gathered[tuple[Reply, ...]]
@@ -211,7 +211,7 @@ class Rows:
         warnings: list[str],
         cancel: Callable[[], None] = lambda: None,
     ) -> None:
-        """``cancel`` ends a query whose first batch has not been read yet."""
+        """Makes the rows. ``cancel`` ends a query whose first batch has not been read yet."""
         self.schema = schema
         self.warnings = warnings
         self._batches = batches

@@ -21,8 +21,7 @@ from probing.federation.execution.answer import Failed, Gathered
 __all__ = ("ONCE", "Ask", "Policy", "ask_many", "late")
 
 T = TypeVar("T")
-# A function that asks an address, given the seconds left and the number of earlier calls. It returns the node's name
-# and answer.
+# A function that asks an address; it is given the seconds left and the number of earlier calls.
 Ask = Callable[[str, float, int], Awaitable[tuple[str, T]]]
 _GLANCE_S = 0.02
 

@@ -129,8 +129,7 @@ def _load(db: duckdb.DuckDBPyConnection, plan: Plan, nodes: Sequence[Sequence[pa
         if nodes:
             # One insert for all nodes: a statement costs more than the few rows of an answer.
             answers = pa.concat_tables([tables[number] for tables in nodes])
-            # DuckDB reads thousands of small chunks slowly, so a small answer is copied into one chunk; a large answer
-            # is not copied.
+            # DuckDB reads many small chunks slowly, so a small answer is copied into one chunk.
             db.register("arrow_answers", answers.combine_chunks() if answers.nbytes < _SMALL else answers)
             db.execute(f"INSERT INTO {sql_table(part.table)} SELECT * FROM arrow_answers")
             db.unregister("arrow_answers")
@@ -149,7 +148,9 @@ def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema])
     for reply, schema in zip(answered.value, schemas, strict=True):
         table = reply.table
         if table.num_columns != len(schema):
-            return PeerError(f"it answered {table.num_columns} columns for {len(schema)}", hint=SAME_VERSION)
+            return PeerError(
+                f"it answered with {table.num_columns} columns instead of {len(schema)}", hint=SAME_VERSION
+            )
         try:
             fitted.append(table.rename_columns(schema.names).cast(schema))
         except pa.ArrowException:

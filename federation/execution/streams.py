@@ -144,7 +144,7 @@ class _Pour:
         if (other := self._names.setdefault(name, address)) != address:
             raise twice(name, other)
         if len(schema) != len(self._schema):
-            raise PeerError(f"it answered {len(schema)} columns for {len(self._schema)}", hint=SAME_VERSION)
+            raise PeerError(f"it answered with {len(schema)} columns instead of {len(self._schema)}", hint=SAME_VERSION)
         while (batch := await stream.next()) is not None:
             fitted = self._fitted(batch)
             await self._places.acquire()

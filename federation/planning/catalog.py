@@ -63,7 +63,9 @@ def open_database(
 
 
 def create_table(connection: duckdb.DuckDBPyConnection, name: str, columns: Columns) -> None:
-    """Creates the empty table ``name``, and its schema if it has one. ``columns``: with DuckDB types."""
+    """Creates the empty table ``name``, and its schema if it has one. ``columns``: its columns with their
+    DuckDB types.
+    """
     if "." in name:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {sql_table(name.split('.')[0])}")
     body = ", ".join(f"{sql_name(column)} {kind}" for column, kind in columns)
@@ -78,7 +80,7 @@ class Catalog:
     """Empty copies of tables, with which queries are bound. Hold ``lock`` over several calls."""
 
     def __init__(self, schemas: Mapping[str, pa.Schema]) -> None:
-        """``schemas``: the tables as queries on a node see them, by ``schema.table``."""
+        """Makes the catalog. ``schemas``: the tables as queries on a node see them, by ``schema.table``."""
         self._schemas = schemas
         self._db = open_database(memory_limit="256MiB", threads=1)
         self.lock = threading.RLock()

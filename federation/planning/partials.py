@@ -32,8 +32,7 @@ class Recipe:
 
 
 _COUNTS = "coalesce(sum({0}), 0)"
-# By Chan, Golub and LeVeque: squares within the parts, plus squares of the parts' means around the overall mean, so no
-# cancellation.
+# By Chan, Golub and LeVeque: squares within the parts, plus squares of their means: no cancellation.
 _SQUARES = "(sum({0} * {2}) + sum({0} * ({1} - {mean0}) * ({1} - {mean0})))"
 _VARIANCES: dict[type[exp.Expr], tuple[str, bool]] = {
     exp.VariancePop: ("{}", True),

@@ -141,7 +141,9 @@ def _cast(name: str, value: Any) -> tuple[str, str]:
         return value.isoformat(), "DATE"
     if isinstance(value, timedelta):
         return f"{round(value / timedelta(microseconds=1))} microseconds", "INTERVAL"
-    raise UsageError(f"${name}: a {type(value).__name__} is no value of SQL", hint="give a number, text, time or list")
+    raise UsageError(
+        f"${name}: a {type(value).__name__} is not a value of SQL", hint="give a number, text, time or list"
+    )
 
 
 def _type(name: str, text: str) -> exp.DataType:

@@ -19,8 +19,7 @@ __all__ = ("MAX_NESTING", "MAX_TEXT", "statements")
 
 MAX_TEXT = 64 * 1024
 MAX_NESTING = 64
-# How many tokens may be parsed again: so many for each token of the query, and a fixed number. None of 1,620 queries of
-# the tests and views needs more than one for each.
+# How many tokens may be parsed again: this many for each token of the query, and a fixed number.
 _REREAD_EACH = 4
 _REREAD_MORE = 500
 _OPEN = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))

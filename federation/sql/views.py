@@ -61,7 +61,7 @@ class _Expansion:
     """Expands one query, with limits for all its views together."""
 
     def __init__(self, views: Mapping[str, View], columns: NamesOf, apart: dict[str, View] | None = None) -> None:
-        """``apart`` collects the views that nodes can answer, which are not expanded."""
+        """Makes the expansion. ``apart`` collects the views that nodes can answer, which are not expanded."""
         self._views = views
         self._columns = columns
         self._apart = apart

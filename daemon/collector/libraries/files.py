@@ -139,7 +139,7 @@ class Files:
         return file.users
 
     def forget_source(self, source: str) -> None:
-        """Drops the probes and refusals of a library, whose probes are attached anew."""
+        """Drops the probes and refusals of a library, whose probes are attached again."""
         for file in self._by_identity.values():
             file.reasons.pop(source, None)
             file.probed_ns.pop(source, None)

@@ -18,8 +18,7 @@ MAX_WAITING = 65_536
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 480.0
 MAX_RETRIED = 4_096
 MAX_REST_S = 60.0
-# A look that finds nothing uses up credit of its user, which refills by CREDIT_A_SECOND. At zero the user rests for
-# REST_FACTOR times as long as these looks took.
+# A look without a result costs its user credit. A user without credit rests, REST_FACTOR times as long.
 CREDIT, CREDIT_A_SECOND = 100.0, 10.0
 REST_FACTOR = 20
 MAX_DEBTORS = 4_096

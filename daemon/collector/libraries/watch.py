@@ -37,19 +37,16 @@ READ_TIMEOUT_S = 2.0
 # A look gives up after this time, s: on a process whose maps are locked, and on a file that does not open. Others wait.
 MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
 SCAN_INTERVAL_S = 10.0
-# The time from the first scan to the probes of libraries that the start does not wait for, s: the first answer to a
-# client comes before.
+# The pause between the first scan and less urgent libraries, s: the first client is answered before.
 LATE_S = 1.0
 # A scan that takes longer is restarted, and its result is discarded, s.
 SCAN_LIMIT_S = 120.0
-# Probes of an earlier daemon on unmapped files stay until a scan was complete, or this many scans left out resting
-# users.
+# Old probes on unmapped files stay until a scan was complete, or this many scans left out resting users.
 MAX_ADOPTED_SCANS = 6
 # The time between two looks at processes that map a probed file, s: a process can unmap the file unseen.
 SWEEP_INTERVAL_S = 60.0
 LOOK_S = 1.0
-# A refused file costs its user the credit of REFUSED_LOOKS looks that find nothing; for each file that did not answer
-# lately its user rests for SILENT_REST_S.
+# The credit for a refused file, in looks; the rest of the user of a file that did not answer lately, s.
 REFUSED_LOOKS = 10
 SILENT_REST_S = 2.0
 MAX_KEYS = 256
@@ -90,13 +87,11 @@ class LibraryWatch:
         self._again: list[str] = []
         self._first_scan = threading.Event()
         self._scan_wanted = True
-        # Only the thread uses the rest. Processes that the running scan has still to look at; times are on
-        # time.monotonic().
+        # Only the thread uses the rest. The processes that the running scan still has to look at.
         self._scanning: set[int] | None = None
         self._scan_began = 0.0
         self._swept = time.monotonic()
-        # Remaining scans before probes of an earlier daemon on unmapped files end; whether the running scan left out
-        # users or libraries.
+        # How many scans old probes on unmapped files still stay; whether the running scan left something out.
         self._adopted_scans = MAX_ADOPTED_SCANS
         self._left_out = False
         # Files that no process mapped when the running scan began.
@@ -132,7 +127,7 @@ class LibraryWatch:
         self._scan_wanted = True
 
     def look_again(self, source: str) -> None:
-        """Requests that the files of a library are attached anew, since its probes have changed."""
+        """Requests that the files of a library are attached again, since its probes have changed."""
         self._again.append(source)
         self._turns.add(list(self._files.holders), fresh=True)
 
@@ -185,7 +180,7 @@ class LibraryWatch:
     def _end_scan(self) -> None:
         """Ends the probes on files that no process maps: the finished scan looked at every process.
 
-        A file that is mapped only through another mount is attached anew through that mount.
+        A file that is mapped only through another mount is attached again through that mount.
         """
         self._scanning = None
         for file in self._idle:
@@ -301,11 +296,9 @@ class LibraryWatch:
         return found
 
 
-# The age up to which a process is polled, s: a program maps its libraries early, but loading torch from a cold disk
-# takes up to a minute.
+# A process is polled up to this age, s: loading torch from a cold disk takes up to a minute.
 AGE_S = 60.0
-# The least time between two polls of a process: seconds, and a share of its age. Most programs map all at once, and
-# each poll takes a reader.
+# The least time between two polls of a process, s, and as a share of its age; each poll needs a reader.
 INTERVAL_S, SHARE = 1.0, 0.25
 # The most processes that are polled; when more programs start, the oldest are left to the scan of all processes.
 MAX_YOUNG = 256

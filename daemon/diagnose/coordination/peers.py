@@ -35,8 +35,8 @@ class PeerFacts(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """The connections of the ranks of a run on a node. ``addresses``: of the ends on the node; ``peers``: of the other
-    ends. ``hosts``: the addresses at which its daemon answered by its name."""
+    """The connections of the ranks of a run on a node. ``addresses``: the addresses of the ends on the node; ``peers``:
+    those of the other ends. ``hosts``: the addresses at which its daemon answered by its name."""
 
     addresses: frozenset[str] = frozenset()
     peers: frozenset[str] = frozenset()

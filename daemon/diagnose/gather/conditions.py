@@ -72,7 +72,7 @@ class EarlierReadings:
 
 
 def _taken_ns(reading: _Reading) -> int:
-    """The time at which ``reading`` was taken, CLOCK_MONOTONIC ns; 0 when it has no process."""
+    """Returns the time at which ``reading`` was taken, CLOCK_MONOTONIC ns; 0 when it has no process."""
     return max((int(one["mono_ns"]) for one in reading["processes"]), default=0)
 
 

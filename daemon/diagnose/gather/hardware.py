@@ -111,7 +111,7 @@ FROM host.file_systems WHERE {since(_RISES_NS)} AND (scope = 'node' OR {of_job})
 
 
 def hardware_of(rows: Rows, live: Rows, ranks: Mapping[Key, int]) -> Hardware:
-    """Returns the facts of the hardware, with the ranks that use each part. ``rows``: by the names of
+    """Returns the facts of the hardware, with the ranks that use each part. ``rows``: the rows by the names of
     ``hardware_statements``.
 
     ``ranks``: the number of each rank of the run on this node.

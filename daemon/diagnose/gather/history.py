@@ -41,7 +41,7 @@ class History:
 
 
 def histories(rows: Rows) -> defaultdict[Key, History]:
-    """Returns the history of each process. ``rows``: by the names of ``statements``."""
+    """Returns the history of each process. ``rows``: the rows by the names of ``statements``."""
     found: defaultdict[Key, History] = defaultdict(History)
     for row in rows.get("steps", ()):
         step = Step(row["step"], row["started_ns"], row["duration_ns"], row["comm_ns"], row["wait_ns"])

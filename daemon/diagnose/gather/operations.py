@@ -54,8 +54,8 @@ def operations_of(inflight: Iterable[Row], done: Iterable[Row], progress: Iterab
 
 
 def communicators_of(ranks: Mapping[Key, int], rows: Iterable[Row], seen: Iterable[Row]) -> tuple[Communicator, ...]:
-    """Returns the communicators of the processes in ``ranks``. ``rows``: of comm.communicators; ``seen``: of operations
-    and of progress, which also name communicators."""
+    """Returns the communicators of the processes in ``ranks``. ``rows``: rows of comm.communicators; ``seen``: rows of
+    operations and of progress, which also name communicators."""
     found: dict[str, list[Row]] = defaultdict(list)
     known = set()
     for row in rows:

@@ -16,7 +16,7 @@ __all__ = ("JobProcess", "Key", "Ranked", "known_processes", "ranked", "with_eve
 
 
 class Key(NamedTuple):
-    """Identifies a process. ``start_ns``: since boot."""
+    """Identifies a process. ``start_ns``: its start in ns since boot."""
 
     pid: int
     start_ns: int
@@ -86,8 +86,8 @@ def known_processes(rows: Iterable[Row], job: str, now_ns: int) -> dict[Key, Job
 
 
 def with_events(known: Mapping[Key, JobProcess], rows: Iterable[Row], progress: Iterable[Row]) -> dict[Key, JobProcess]:
-    """Returns ``known`` with exits added, and with processes that ended. ``rows``: of ``statements.events``;
-    ``progress``: of comm.progress, which shows an exit first."""
+    """Returns ``known`` with exits added, and with processes that ended. ``rows``: rows of ``statements.events``;
+    ``progress``: rows of comm.progress, which shows an exit first."""
     found = dict(known)
     for row in rows:
         key = Key.of(row)

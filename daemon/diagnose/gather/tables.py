@@ -23,7 +23,7 @@ Rows = Mapping[str, Sequence[Row]]
 
 
 class Collector(Protocol):
-    """``service.collector_client.CollectorClient``."""
+    """The methods of ``service.collector_client.CollectorClient`` that this module uses."""
 
     def live(self, table: str, timeout: float) -> bytes: ...
 

@@ -98,8 +98,7 @@ class LaunchRows:
 
 SUMS, LIVE, STACKS, LOST = "cuda_memory_sums", "cuda_memory_live", "cuda_memory_stacks", "cuda_memory_lost"
 MAX_STACKS = 4096
-# The most rows of a report. A row takes half a kilobyte with its frames; a process that allocates from ever new stacks
-# must not fill the log.
+# The most rows of a report, half a kilobyte each: a process with ever new stacks must not fill the log.
 MAX_ROWS = 4096
 _MOST = (1 << 63) - 1
 _COUNTED = ("allocations", "frees", "bytes", "errors")

@@ -47,16 +47,13 @@ __all__ = ("OBJECTS", "OPTIONAL", "RING", "CudaSource")
 OBJECTS = ("cuda",)
 OPTIONAL = ("cuda_memory",)
 RING = "cuda_syncs"
-# After this time, operations are closed if nobody queries their stream: the stream may belong to a library with its own
-# CUDA runtime linked in.
+# After this time operations are closed if nobody queries their stream, as in a statically linked runtime.
 GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
 _KEY = struct.Struct("<QQQ")
-# The number of runs of the program that closes the rest of a stream: each run closes 64 operations, and at most 1024
-# are open.
+# How often the program runs that closes the rest of a stream: 64 operations each time, of at most 1024.
 _REST_RUNS = 32
-# How long events are distrusted: longer than the time between two rounds, even on a busy machine. Probes that were hit
-# too often stay off for longer than that.
+# How long events are distrusted, ns: longer than the time between two rounds, even on a busy machine.
 _DISTRUST_NS = 5_000_000_000
 _log = logging.getLogger(__name__)
 
@@ -195,8 +192,7 @@ class CudaSource(Source):
         with self._attaching:
             missing = [group for group in self._wanted() if (identity, group.name) not in self._links]
             links = [link for group in missing for link in self._place(group, fd, identity)]
-            # A uprobe_multi link holds the file and its mount in use anyway; a perf event does not, so the file must
-            # not stay open here.
+            # A perf event does not keep the file in use, and neither may an open descriptor here.
             if identity not in self._files and self._session.features.uprobe_multi:
                 self._files[identity] = os.dup(fd)
         return sum(not link.adopted for link in links)

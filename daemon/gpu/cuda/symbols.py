@@ -27,8 +27,7 @@ __all__ = (
 )
 
 _KIND_SHIFT, _PER_THREAD_SHIFT = 16, 24
-# Suffix of the variants of functions for which stream 0 is the thread's own stream (cuda_runtime_api.h,
-# __CUDART_API_PTSZ).
+# The suffix of functions whose stream 0 is the thread's own (cuda_runtime_api.h, __CUDART_API_PTSZ).
 _PER_THREAD = "_ptsz"
 # enum cuda_call_kind
 SYNC_OPS = {1: "stream_synchronize", 2: "event_synchronize", 3: "device_synchronize"}
@@ -72,8 +71,7 @@ class Place(NamedTuple):
     costs: list[str]
 
 
-# Functions in the order to attach: probes that see the end of operations before probes that open operations, returns
-# before entries.
+# The order in which functions are attached: probes on ends before those on beginnings, returns first.
 _COMPLETION = (
     _Function("cudaSetDevice", 8, "cuda_switch", "cuda_switched"),
     _Function("cudaStreamBeginCapture", 6, "cuda_switch", "cuda_switched"),

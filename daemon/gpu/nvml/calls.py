@@ -37,8 +37,7 @@ _LOST = {15: "the GPU has fallen off the bus", 16: "the GPU wants a reset"}
 _ABSENT = {9: "the driver is not loaded", 12: "libnvidia-ml.so.1 is not there"}
 _LIBRARY = {4: "no permission", 17: "the system refuses the device files", 1: "NVML is not initialized"}
 _MISMATCH = {18: "library and kernel module of the driver have different versions"}
-# Codes that say that the device, the driver or a version of a structure lacks a feature: asking again soon is of no
-# use.
+# Codes for a missing feature of the device, the driver or a structure; asking again soon is useless.
 _NEVER = frozenset((3, 13, 25, 26))
 
 

@@ -170,8 +170,7 @@ def memory_of(calls: Calls, device: Device) -> dict[str, int]:
     found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, pynvml.nvmlMemory_v2, device=device.key)
     made = {} if found is None else {"reserved_bytes": int(found.reserved)}
     if found is None:
-        # Drivers before 510 have only the first version of the function. It is asked under another name, since a
-        # refusal is kept by name.
+        # Drivers before 510 have only version 1, which has another name here, as refusals are kept by name.
         found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, device=f"{device.key} ")
     if found is None:
         return {}

@@ -48,7 +48,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """``kind``: hca for an RDMA device, else nic; ``address``: the PCI address."""
+    """A network device. ``kind``: hca for an RDMA device, else nic; ``address``: the PCI address."""
 
     name: str
     kind: str

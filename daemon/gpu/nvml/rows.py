@@ -73,7 +73,7 @@ Values = Mapping[str, Any]
 
 def driver_event(event: Mapping[str, Any]) -> Row:
     """Returns the row of an event as the process reports it, without its device. Raises KeyError, TypeError, ValueError
-    for an event that makes no sense."""
+    for an event that is malformed."""
     kind, data, ts_ns = int(event["type"]), min(int(event["data"]), _MOST), int(event["ts_ns"])
     if kind < 0 or data < 0 or not 0 <= ts_ns <= _MOST:
         raise ValueError("an event out of bounds")

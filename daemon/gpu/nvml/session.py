@@ -20,8 +20,7 @@ from probing.daemon.ipc import Channel, ChannelClosed, Header, Message, connect
 
 __all__ = ("Content", "Failure", "NvmlSession", "Reading")
 
-# The time for the first poll and for later polls, s. The first loads the driver and may start each GPU, which takes
-# seconds where no process keeps it awake.
+# The time for the first poll, which may start each GPU, and for later polls, s.
 FIRST_S, POLL_S = 300.0, 30.0
 # The pause before the next start after one failure, two, and so on, s.
 RETRY_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)

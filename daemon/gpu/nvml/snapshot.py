@@ -138,8 +138,7 @@ class Snapshots:
 
     def _start(self) -> list[Device]:
         if self._library:
-            # pynvml asks the loader for the library by name, and gets the library that is already loaded under that
-            # name.
+            # pynvml asks the loader by name, and so gets the library that is already loaded.
             try:
                 ctypes.CDLL(self._library)
             except OSError as e:

@@ -41,7 +41,7 @@ _VENDOR = "0x10de"
 # The PCI class of display controllers: VGA and 3D.
 _CLASS = "0x03"
 
-# The time between two readings of error counters, of the ways between devices, and between two looks for a lost GPU, s.
+# The times between two readings of error counters, of links between devices, and two looks for a lost GPU, s.
 SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
 # The part of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8
@@ -139,7 +139,7 @@ class NvmlSource(Source):
                 self._add({"event": "driver_lost", "detail": failure.text})
 
     def _take(self, found: Reading, now: float) -> None:
-        """Makes rows from an answer. After an answer that makes no sense the process is started again, and the devices
+        """Makes rows from an answer. After an answer that is malformed the process is started again, and the devices
         are dropped."""
         try:
             self._took(found, now)
@@ -147,7 +147,7 @@ class NvmlSource(Source):
             _log.debug("a strange answer", exc_info=e)
             self._fleet = Fleet()
             self._session.again()
-            self._failed(Failure("ended", f"the answer of the process that asks the driver makes no sense: {e!r:.80}"))
+            self._failed(Failure("ended", f"the answer of the process that asks the driver is malformed: {e!r:.80}"))
 
     def _took(self, found: Reading, now: float) -> None:
         content, pair = found.content, self._clock.pair()

@@ -74,7 +74,7 @@ def _in_container(text: str | None, places: Sequence[Place]) -> list[Place]:
     for word in words:
         gpu, colon, mig = word.partition(":")
         if colon and gpu.isdecimal() and mig.isdecimal():
-            # GPU:MIG, both as numbers.
+            # The text is GPU:MIG, both as numbers.
             found += [p for p in places if (str(p.device_id), str(p.mig)) == (gpu, mig)]
         elif (place := _named(word, places) or _numbered(word, places)) is not None:
             found += [p for p in places if p == place or (place.mig is None and p.device_id == place.device_id)]

@@ -158,7 +158,7 @@ class UsageReader:
         self._throttling = _Throttling(proc)
 
     def answer(self, request: Header) -> Message:
-        """The request ``usage``:
+        """Answers the request ``usage``:
 
         * ``targets``: [[pid, start_ns, closely, list_threads, [tid, ...], [tid, ...]], ...]: processes, whether more
           than their stat is read, and their threads; those of the first list are read closely.

@@ -1,6 +1,6 @@
 """Reads files of processes and threads in /proc again and again through descriptors that stay open.
 
-A descriptor of a file of /proc belongs to one task for ever: when the task has ended, a read fails with ESRCH, even if
+A descriptor of a file of /proc belongs to one task forever: when the task has ended, a read fails with ESRCH, even if
 another task got its number. A read through an open descriptor takes 1 to 8 us, half as long as an open and a read.
 
 The functions ``parse_*`` turn the bytes of such files into numbers.

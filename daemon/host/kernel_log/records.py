@@ -21,8 +21,7 @@ from probing.daemon.processes.procfs import clean_text
 
 __all__ = ("KINDS", "Chunk", "KernelLog", "Meaning", "Record", "meaning_of", "parse_records")
 
-# CONSOLE_EXT_LOG_MAX and PRINTK_MESSAGE_MAX of kernel/printk/printk.c and internal.h: a read into a shorter buffer
-# returns EINVAL.
+# From kernel/printk: CONSOLE_EXT_LOG_MAX, PRINTK_MESSAGE_MAX. A shorter buffer gets EINVAL.
 _BYTES = 8_192
 MAX_TEXT = 2_048
 _HEAD = re.compile(rb"(\d{1,4}),(\d{1,20}),(\d{1,18}),[^;\n]{0,256};")
@@ -44,8 +43,8 @@ _LEVELS = ("emerg", "alert", "crit", "err", "warn", "notice", "info", "debug")
 
 
 class Record(NamedTuple):
-    """``boot_us``: on the kernel's clock of the log, us since boot. ``facility`` is kern only for the kernel's own
-    records: records that programs write get another facility."""
+    """A record of the kernel log. ``boot_us``: its time on the kernel's clock of the log, us since boot. ``facility``
+    is kern only for the kernel's own records: records that programs write get another facility."""
 
     seq: int
     boot_us: int
@@ -88,8 +87,7 @@ class KernelLog:
             except BlockingIOError:
                 return Chunk(tuple(found), lost, more=False)
             except OSError as e:
-                # EPIPE: records were overwritten. The position is now at the oldest record; its number shows how many
-                # were lost.
+                # EPIPE: records were overwritten. The number of the next record shows how many were lost.
                 if e.errno in (errno.EPIPE, errno.EINVAL):
                     continue
                 raise

@@ -58,8 +58,7 @@ BURST, RATE = 100, 1.0
 OTHER_BURST, OTHER_RATE = 400, 5.0
 MAX_PROCESSES = 4_096
 _OTHER = Meaning("other")
-# How much a time of the log may differ from the start of a process: their clocks differ, and a start is exact to a
-# tick.
+# How much a line's time may differ from the start of a process, which is exact to a tick.
 _SLACK_NS = 2_000_000_000
 
 
@@ -147,7 +146,7 @@ class KernelLogSource(Source):
         left_out = 0
         for record in chunk.records:
             if record.seq <= self._stored:
-                continue  # the record was stored before the daemon restarted, or before the log was opened anew
+                continue  # the record was stored before the daemon restarted, or before the log was opened again
             self._stored = record.seq
             meaning = meaning_of(record.text) if record.facility == "kern" else _OTHER
             if not self._caught_up and meaning.kind == "other":

@@ -58,7 +58,7 @@ class NodeReader:
         self._proc, self._sys = Path(proc), Path(sys)
 
     def answer(self, request: Header) -> Message:
-        """The request ``node`` {targets: [[pid, start_ns], ...], timeout_ms}: payload, JSON:
+        """Answers the request ``node`` {targets: [[pid, start_ns], ...], timeout_ms}: payload, JSON:
 
         ``mono_ns``; ``memory`` and ``vm`` (numbers by MEMINFO and VMSTAT), ``pressure`` by resource, ``disks``
         (counters by name, with ``life``); ``processes``: for each target ``io``, ``io_delay_ns``, ``memory_group`` and

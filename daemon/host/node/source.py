@@ -24,8 +24,7 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 __all__ = ("NodeSource", "SpaceSource")
 
 TIMEOUT_S = 1.0
-# The time between two looks at file systems, and before the first look, so that no caller waits for it after a start,
-# s.
+# The time between two looks at file systems, s; the first comes early, so that no caller waits for it.
 SPACE_INTERVAL_S, FIRST_SPACE_S = 30.0, 2.0
 # A file system that did not answer is not asked for this many looks, since it keeps a reader busy until it answers.
 SILENT_TURNS = 120

@@ -27,8 +27,7 @@ __all__ = ("answer_space", "chosen_mounts", "space_of")
 MAX_LOCAL = 64
 MAX_SERVED = 16
 MAX_TARGETS = 256
-# Types of file systems that are left out: images, which are always full; FUSE of a desktop or a container; automount
-# points.
+# File systems that are left out: images (always full), FUSE of desktops and containers, automount points.
 _NO_SPACE = (
     "squashfs",
     "iso9660",
@@ -45,7 +44,7 @@ _IN_MEMORY = (_SHARED_MEMORY, b"/tmp", b"/run")
 
 
 def answer_space(request: Header) -> Message:
-    """The request ``space``; payload, JSON:
+    """Answers the request ``space``; payload, JSON:
 
     * ``point``: ``space_of`` a file system that is served.
     * else ``targets`` [[pid, start_ns], ...]: ``local``, ``space_of`` each local file system of the node; ``served``,

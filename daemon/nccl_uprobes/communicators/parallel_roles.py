@@ -186,7 +186,7 @@ class Uses:
         self._uses: OrderedDict[Key, Use] = OrderedDict()
 
     def observe(self, operations: Operations) -> None:
-        """Count ``operations``."""
+        """Counts ``operations``."""
         for row, op, calls, size in _counted(operations):
             entity = operations.entities[operations.entity_of[row]]
             if entity.comm is None:

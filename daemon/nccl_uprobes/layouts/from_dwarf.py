@@ -81,8 +81,9 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
 
 
 class Layout(TypedDict):
-    """``build_id`` in hex; ``comm``: a name of COMM_MEMBERS -> offset, ``size`` -> bytes, ``seq_count`` -> number;
-    ``info``: a name of INFO_MEMBERS -> offset, ``size`` -> bytes. Members that do not exist are left out."""
+    """The layout that a library's DWARF describes. ``build_id`` in hex; ``comm``: a name of COMM_MEMBERS -> offset,
+    ``size`` -> bytes, ``seq_count`` -> number; ``info``: a name of INFO_MEMBERS -> offset, ``size`` -> bytes. Members
+    that do not exist are left out."""
 
     build_id: str | None
     comm: dict[str, int]

@@ -20,7 +20,8 @@ _PRESENT = 1
 
 
 class GlooLayout(NamedTuple):
-    """``struct gloo_layout`` of gloo.bpf.c without its first word: offsets in bytes, ABSENT for a missing field.
+    """The values of ``struct gloo_layout`` (gloo.bpf.c) without its first word: offsets in bytes, ABSENT for a missing
+    field.
 
     The programs read 96 bytes of a group from its rank on, and 112 of a tensor from its sizes on.
     """

@@ -21,11 +21,12 @@ _NO_OFFSETS = ("versions", "build_ids")
 
 
 class NcclLayout(NamedTuple):
-    """``struct nccl_layout`` of nccl.bpf.c: offsets in struct ncclComm in bytes, ABSENT for a missing field.
+    """The values of ``struct nccl_layout`` (nccl.bpf.c): offsets in struct ncclComm in bytes, ABSENT for a missing
+    field.
 
     rank, nRanks, cudaDev and nvmlDev follow ``comm_hash``. ``comm_name`` is a char*, in ncclConfig_t since 2.27.
     ``seq_number`` is an array of ``seq_count`` u64, and ABSENT before 2.26, where NCCL does not always count.
-    ``versions`` and ``build_ids`` (hex): of the wheels with this layout.
+    ``versions`` and ``build_ids`` (hex) are those of the wheels with this layout.
     """
 
     versions: tuple[str, ...]

@@ -18,8 +18,8 @@ __all__ = ("finished_rows", "inflight_rows")
 
 
 def finished_rows(node: str, records: Array, operations: Operations, pair: ClockPair) -> pa.RecordBatch:
-    """Returns rows of comm.ops, in its physical schema. ``records``: of the ring ``collectives``; ``operations``: these
-    records decoded.
+    """Returns rows of comm.ops, in its physical schema. ``records``: records of the ring ``collectives``;
+    ``operations``: these records decoded.
     """
     made = _shared(node, records, operations, pair) | _ending(records, pair)
     return columns.batch("comm.ops", made)
@@ -75,8 +75,7 @@ def _ending(records: Array, pair: ClockPair) -> dict[str, pa.Array[Any]]:
         "step": pa.nulls(len(records), pa.int64()),
         "launch_ns_after": _after(records["t_launch"], call),
         "start_ns_after": _after(records["t_start"], call),
-        # An exact end is stored as done_hi_ns, an end without an upper bound as done_lo_ns; for other ends the view
-        # computes both bounds from done_hi and done_within_ns.
+        # Exact ends are stored as done_hi_ns, ends without an upper bound as done_lo_ns; a view computes others.
         "done_lo_ns": _after(np.where(exact | ~open_ended, 0, low), call),
         "done_hi_ns": _after(np.where(exact, high, 0), call),
         "done_hi": columns.times(high.astype(np.int64) + pair.mono_to_utc_ns, exact | open_ended),

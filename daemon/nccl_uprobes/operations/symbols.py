@@ -26,7 +26,7 @@ _GROUP = "_ZN4c10d16ProcessGroupGloo"
 
 
 class _Probe(NamedTuple):
-    """``program`` is attached to the functions that match ``pattern``.
+    """A probe: ``program`` is attached to the functions that match ``pattern``.
 
     ``needed``: a library without such a function is not supported. ``unless``: a pattern; if a function matches it,
     this probe is not needed. ``variant``: a pattern of functions with the same effect and the same first arguments.
@@ -47,7 +47,9 @@ class _Probe(NamedTuple):
 
 
 class _Placement(NamedTuple):
-    """``program`` at ``offset`` of the file. ``slot`` counts its hits; ``cost`` of a hit: cheap or dear."""
+    """A probe that is placed: ``program`` at ``offset`` of the file. ``slot`` counts its hits; ``cost`` of a hit: cheap
+    or dear.
+    """
 
     program: str
     slot: int
@@ -60,8 +62,9 @@ class _Placement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """``files``: prefixes of the file name. ``probes`` are in the order of attachment: probes on ends of operations
-    come first, so that no operation is opened whose end is missed. ``marks``: functions that only some builds have."""
+    """A library and its probes. ``files``: prefixes of the file name. ``probes`` are in the order of attachment: probes
+    on ends of operations come first, so that no operation is opened whose end is missed. ``marks``: functions that only
+    some builds have."""
 
     name: str
     files: tuple[bytes, ...]

@@ -52,7 +52,9 @@ class RasSilent(TargetTimeout):
 
 
 class RasAnswer(NamedTuple):
-    """``form``: json, or text from NCCL before 2.28.7. ``protocol``: the server's protocol version, 0 if unreadable."""
+    """An answer of RAS. ``form``: json, or text from NCCL before 2.28.7. ``protocol``: the server's protocol version, 0
+    if unreadable.
+    """
 
     report: bytes
     form: str
@@ -83,7 +85,7 @@ class _Talk:
             raise RasSilent("NCCL RAS takes the connection and does not answer") from e
         self._deadline = whole
         if not greeting.upper().startswith(b"SERVER PROTOCOL "):
-            raise UnsupportedTarget("what listens there is no NCCL RAS")
+            raise UnsupportedTarget("the listener at this address is not NCCL RAS")
         number = greeting[16:].strip()
         self._command(b"TIMEOUT %d" % COLLECT_S)
         form = "json" if self._command(b"SET FORMAT json").upper() == b"OK" else "text"
@@ -106,7 +108,7 @@ class _Talk:
     def _line(self) -> bytes:
         while (end := self._read.find(b"\n")) < 0:
             if len(self._read) > MAX_LINE:
-                raise UnsupportedTarget("what listens there is no NCCL RAS: a line does not end")
+                raise UnsupportedTarget("the listener at this address is not NCCL RAS: a line does not end")
             if not self._receive():
                 raise UnsupportedTarget("NCCL RAS closed the connection before it answered")
         line = bytes(self._read[:end])
@@ -138,8 +140,7 @@ class _Talk:
 
 
 CONNECT_S = 1.0
-# The forms that ncclSocketGetAddrFromString (src/misc/socket.cc) accepts: HOST:PORT, or [IPv6]:PORT, also with
-# %INTERFACE.
+# Forms of ncclSocketGetAddrFromString (src/misc/socket.cc): HOST:PORT, [IPv6]:PORT, also with %INTERFACE.
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([A-Za-z0-9.-]{1,64})):([0-9]{1,5})")
 _LOCALHOST = ("127.0.0.1", "::1")
 
@@ -150,7 +151,7 @@ class NobodyListens(TargetError):
 
 @dataclass(frozen=True, slots=True)
 class RasAddress:
-    """``hosts``: IP addresses; the first address that accepts a connection is used."""
+    """The address of RAS. ``hosts``: IP addresses; the first address that accepts a connection is used."""
 
     hosts: tuple[str, ...]
     port: int
@@ -196,7 +197,7 @@ def connect_ras(address: RasAddress, namespace: int | None = None, timeout: floa
             if isinstance(e, TimeoutError):
                 raise TargetTimeout(f"NCCL RAS accepts no connection at {address}") from e
             if e.errno == errno.EADDRNOTAVAIL and not ipaddress.ip_address(host).is_loopback:
-                raise UnsupportedTarget(f"NCCL_RAS_ADDR is no address of this machine: {host}") from e
+                raise UnsupportedTarget(f"NCCL_RAS_ADDR is not an address of this machine: {host}") from e
             continue
         return connection
     raise NobodyListens(f"no NCCL RAS listens at {address}")

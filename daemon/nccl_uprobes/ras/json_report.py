@@ -83,7 +83,7 @@ def _document(text: str) -> dict[str, Any]:
         except json.JSONDecodeError:
             document = json.loads(_LOST_COMMA.sub(r"\1,\2", text))
     except (ValueError, RecursionError) as e:
-        raise CorruptTarget("the report of NCCL RAS is no JSON") from e
+        raise CorruptTarget("the report of NCCL RAS is not JSON") from e
     if not isinstance(document, dict) or not isinstance(document.get("communicators"), list):
         raise CorruptTarget("the report of NCCL RAS has no communicators")
     return document

@@ -56,7 +56,7 @@ def text_report(report: bytes) -> Report:
     for line in lines[:MAX_LINES]:
         reader.line(line.rstrip("\r"))
     if reader.version is None:
-        raise CorruptTarget("the answer is no report of NCCL RAS")
+        raise CorruptTarget("the answer is not a report of NCCL RAS")
     return {"rows": reader.rows(), "skipped": reader.skipped + max(0, len(lines) - MAX_LINES)}
 
 

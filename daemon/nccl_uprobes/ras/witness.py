@@ -43,8 +43,7 @@ PARSE_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 25.0
 # The most connections to one place in a round: some reach stopped processes or other jobs.
 MAX_TRIES = 8
-# A place where no process listens, or whose answer is no report, is asked again after 1, 2, 4 ... intervals, at most
-# after this many.
+# An address without a report is asked again after 1, 2, 4 ... intervals, at most after this many.
 MAX_SKIPPED = 16
 MAX_PLACES = 64
 _log = logging.getLogger(__name__)

@@ -41,10 +41,10 @@ class Step(NamedTuple):
     """A training step that has ended. Times are CLOCK_MONOTONIC ns.
 
     ``elapsed``: 1 plus the number of steps missed since the previous step. ``exact``: it has exactly the operations of
-    the pattern. ``comm`` and ``seq``: of its first operation, -1 if unknown. ``comm_ns``: the time in which at least
-    one of its operations ran. ``wait_ns``: the part of ``comm_ns`` in which the rank waited for others on its node,
-    None if unknown. ``period``: None if only the optimizer showed the step. ``periods``: the number of periods in it.
-    ``confirmed``: the optimizer runs once per period.
+    the pattern. ``comm`` and ``seq``: those of its first operation, -1 if unknown. ``comm_ns``: the time in which at
+    least one of its operations ran. ``wait_ns``: the part of ``comm_ns`` in which the rank waited for others on its
+    node, None if unknown. ``period``: None if only the optimizer showed the step. ``periods``: the number of periods in
+    it. ``confirmed``: the optimizer runs once per period.
 
     ``confidence``: the share of the last 32 steps that were exact, times the confidence in the pattern: 0.95; 0.75 if
     the pattern encloses a shorter pattern, lies in a longer one or has varying sizes; 0.5 if it has a single signature.
@@ -119,8 +119,7 @@ class StepDetector:
         share = _SHARE_AFTER_LOSS if self._last is not None else _SHARE
         self._search_at = history.added + (max(known // share, 4) if known < WINDOW else known)
         waiting = history.waiting
-        # After the pattern was lost, the next operations may be a whole validation, which has no steps: so parts are
-        # searched, too.
+        # The next operations may be a whole validation without steps, so parts are searched, too.
         for part in (1, 4, 16) if self._last is not None else (1,):
             begin = len(waiting) - len(waiting) // part
             if len(waiting) - begin >= _FIRST_SEARCH and (period := find_period(waiting[begin:])) is not None:
@@ -142,7 +141,7 @@ class StepDetector:
         self._odd, self._odd_search = 0, _ODD_STEPS
 
     def _steps_in(self, gap: Array, until: int) -> int:
-        """Returns the number of steps between the last returned step and ``until``: at most as many as fit into
+        """Returns the number of steps between the last returned step and ``until``, at most as many as fit into
         ``gap``.
         """
         if self._last is None:
@@ -181,7 +180,7 @@ class StepDetector:
         self._search_at = self._history.added + _FIRST_SEARCH
 
     def _look_for_more(self, period: Period) -> None:
-        """Searches a longer pattern: operations between the steps may mean that the steps are micro-steps."""
+        """Searches a longer pattern, since operations between the steps may mean that they are micro-steps."""
         self._odd_search = 2 * self._odd
         known = self._history.operations
         recent = known[np.searchsorted(known["t"], self._odd_since) :]

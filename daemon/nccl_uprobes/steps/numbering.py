@@ -27,8 +27,7 @@ __all__ = ("SLOTS", "Calibration", "JobSteps")
 SLOTS = 1 << 13
 """Operations that are remembered of a job, 196 KiB."""
 _Array = npt.NDArray[Any]
-# The key of an operation, its shortest duration, the process that reported it first, and whether another process
-# reported it.
+# An operation: key, shortest duration, first process that reported it, and whether another one did.
 _SLOT = np.dtype([("key", "u8"), ("least", "i8"), ("pid", "i4"), ("shared", "?")])
 # Kinds of operations that end on all ranks together: operations with a root and operations of two ranks do not.
 _JOINT = np.zeros(256, bool)

@@ -15,8 +15,7 @@ from probing.daemon.nccl_uprobes.records.operations import Operations
 __all__ = ("OPERATION", "WINDOW", "History", "Texts", "comm_of", "op_of", "operations_by_process", "signs")
 
 Array = npt.NDArray[Any]
-# An operation. Times are CLOCK_MONOTONIC ns, -1 if unknown. `kind` is (comm, op, dtype), `sign` is a hash of kind and
-# count.
+# CLOCK_MONOTONIC ns, -1 if unknown. `kind`: (comm, op, dtype); `sign`: a hash of kind and count.
 OPERATION = np.dtype(
     [
         ("sign", "u8"),

@@ -28,7 +28,7 @@ _CALL = "_ZN2at4_ops{}4callE*"
 
 
 class _Operators(NamedTuple):
-    """Operators of one kind (``slot``). ``names``: as in mangled names, each after its length."""
+    """Operators of one kind (``slot``). ``names``: their parts of a mangled name, each after its length."""
 
     slot: int
     name: str

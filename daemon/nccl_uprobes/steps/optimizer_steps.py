@@ -20,8 +20,7 @@ __all__ = ("FOREACH", "FUSED", "LIST_ADD", "OptimizerDetector", "OptimizerStep")
 
 FUSED, FOREACH, _, LIST_ADD = SLOTS.reserve("optimizer", 56, 4)
 """Slots of the probes: which operators were called."""
-# (text, confidence) of each kind, the preferred kind first. LIST_ADD comes last: fused and foreach optimizers may call
-# it, too.
+# (text, confidence) by preference. LIST_ADD is last: fused and foreach optimizers may call it, too.
 _KINDS = {
     FUSED: ("the fused optimizer", 0.95),
     FOREACH: ("the optimizer over lists of tensors", 0.95),
@@ -34,8 +33,7 @@ _PATIENCE = 64
 _SEVERAL_OPTIMIZERS = 0.8
 _MAX_BURSTS, _AT_ONCE = 512, 128
 _FEWEST = 5
-# Bursts of one run are at least _CLOSER times closer to each other than runs are, and never further apart than
-# _CLOSE_NS.
+# Bursts of a run are _CLOSER times closer together than runs are, and at most _CLOSE_NS apart.
 _CLOSER, _CLOSE_NS = 3, 500_000_000
 # The gap between bursts, and the factor of hashes, as in optimizer.bpf.c.
 _GAP_NS, _SIGN_FACTOR = 1_000_000, 0x9E3779B97F4A7C15

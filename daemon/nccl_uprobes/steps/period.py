@@ -21,8 +21,7 @@ MAX_MICRO_STEPS = 8
 more often is a step, and the rest of the longer one is done every so many steps, as logging is."""
 # A pattern counts as a step after this many repeats in a row; a micro-step has fewer.
 _REPEATS = MAX_MICRO_STEPS + 1
-# Layers repeat, too, for the time of a micro-step: a pattern must go on for longer than this, even longer if it has few
-# signatures.
+# Layers repeat in a micro-step, so a pattern must last longer than this; longer with few signatures.
 _SPAN_NS, _FEW_SIGNATURES, _FEW_SPAN_NS = 2_000_000_000, 2, 10_000_000_000
 # For long steps with repeats within themselves, as in large models, fewer repeats over a longer time are enough.
 _LONG_REPEATS, _LONG_SPAN_NS = 4, 60_000_000_000
@@ -43,10 +42,10 @@ _FEW = 2048
 
 class Period(NamedTuple):
     """The period of a training. ``pattern``: the signatures of a step from its first operation on; ``kinds`` and
-    ``counts``: of the same operations, with the count -1 if it varies. ``varying``: kinds whose count is left out of
-    signatures. ``repeats``: how often the pattern occurred. ``inner``: repeats of a shorter pattern in this pattern, 1
-    if there is none. ``enclosing``: repeats of this pattern in a longer pattern that only adds a few bytes, 0 if there
-    is none.
+    ``counts``: those of the same operations, with the count -1 if it varies. ``varying``: kinds whose count is left out
+    of signatures. ``repeats``: how often the pattern occurred. ``inner``: repeats of a shorter pattern in this pattern,
+    1 if there is none. ``enclosing``: repeats of this pattern in a longer pattern that only adds a few bytes, 0 if
+    there is none.
     """
 
     pattern: npt.NDArray[np.uint64]

@@ -1,6 +1,6 @@
 """Reads counters and state of network interfaces, in a reader.
 
-proc_net(5), Documentation/ABI/testing/sysfs-class-net. Reads of speed wait for a lock that a driver can hold for ever.
+proc_net(5), Documentation/ABI/testing/sysfs-class-net. Reads of speed wait for a lock that a driver can hold forever.
 psutil reads them with all else, lacks four of the twelve counters, and knows only its own network namespace.
 """
 

@@ -53,7 +53,8 @@ _RATES = {
 
 
 class _Interface(NamedTuple):
-    """An interface in one reading. ``counters``: in the order of COUNTED, UNKNOWN for a counter that was not read.
+    """An interface in one reading. ``counters``: values in the order of COUNTED, UNKNOWN for a counter that was not
+    read.
 
     ``speed`` in Mb/s; None: unknown.
     """

@@ -102,7 +102,7 @@ _TCP_INFO = np.dtype(
 )
 SOCKET = np.dtype([*_MESSAGE.descr, *_TCP_INFO.descr])
 _Sockets = npt.NDArray[Any]
-# Offsets of the messages of each length, by length.
+# For each length of messages, the offsets of the messages with this length.
 _Begins = dict[int, npt.NDArray[np.intp]]
 
 

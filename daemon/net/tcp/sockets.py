@@ -111,8 +111,7 @@ AT_LEAST_S = 60.0
 SOON_S = 5.0
 # The share of a core that looks may take.
 _SHARE = 1 / 400
-# If several processes share a socket, the process whose role comes first here owns it: data loaders inherit the sockets
-# of their trainer.
+# If processes share a socket, the first role here owns it: data loaders inherit sockets of their trainer.
 _ORDER = ("trainer", "launcher", "other", "data_loader")
 _Integers = npt.NDArray[np.int64]
 
@@ -165,10 +164,9 @@ class Owners:
         except ProbingError as e:
             self._error = e
             raise
-        # By CPU time: on a busy machine a look takes long and costs little.
+        # The pause follows the CPU time, because on a busy machine a look takes long but costs little.
         self._due = now + max(SOON_S, cpu_s / _SHARE)
-        # A process that was not reached in time is looked at again; a process that ended will not be watched much
-        # longer.
+        # A process that was not reached in time is looked at again; one that has ended is not watched for long.
         self._looked, self._unknown = now, None in held
         self.processes = keys
         namespaces: dict[int, ProcessKey] = {}

@@ -14,14 +14,13 @@ from probing.daemon.stack_wire import ConditionsRead, Load, ReadFailure
 
 __all__ = ("ConditionAnswers",)
 
-# The time for one process, s: a reader takes some milliseconds, but may wait for a lock of the kernel that the process
-# holds.
+# The time for a process, s; a reader may wait for a lock of the kernel that the process holds.
 PATIENCE_S = 0.25
 _Chosen = Callable[[Sequence[int], str], list[Identity]]
 
 
 class ConditionAnswers:
-    """``chosen``: ``StackAnswers.chosen``."""
+    """Answers requests for conditions of processes. ``chosen`` is ``StackAnswers.chosen``."""
 
     def __init__(self, readers: ReaderPool, chosen: _Chosen) -> None:
         self._readers = readers

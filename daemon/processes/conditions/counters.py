@@ -47,7 +47,7 @@ _MAJOR_FAULTS, _USER, _SYSTEM, _PROCESSOR = 9, 11, 12, 36
 
 class _TaskStat(NamedTuple):
     """The counters of a stat file. ``cpu_ns`` is counted in ticks of 10 ms. ``processor``: the CPU on which the task
-    last ran.
+    thread last ran.
     """
 
     name: str

@@ -17,12 +17,13 @@ __all__ = ("Mount", "handle_of", "mount_of", "parse_mounts", "plain_path", "wait
 MAX_MOUNTS = 4_096
 MAX_MOUNTINFO = 1 << 20
 _OCTAL = re.compile(rb"\\([0-7]{3})")
-# File systems whose files another machine or program serves: a stat of such a file can wait for ever.
+# File systems whose files another machine or program serves: a stat of such a file can wait forever.
 _SERVED = re.compile(r"fuse|nfs|lustre|ceph|cifs|smb|gpfs|beegfs|gfs|ocfs|9p|afs|wekafs|virtiofs|orangefs|pvfs|autofs")
 
 
 class Mount(NamedTuple):
-    """``root``: the directory of the file system that is mounted at ``point``. ``options``: options of the file system.
+    """A mount. ``root``: the directory of the file system that is mounted at ``point``. ``options``: options of the
+    file system.
 
     ``root`` and ``point`` are the kernel's bytes, the other texts are clean. ``device``: major:minor of the file
     system; ``source``: the device or server that was mounted.

@@ -34,7 +34,7 @@ __all__ = (
     "system_call",
 )
 
-# Name, number on x86-64, number on arm64, and ``about`` of _SystemCall; a dash for a missing value.
+# Columns: name, number on x86-64, number on arm64, ``about`` of _SystemCall; a dash for a missing value.
 _TABLE = """
 read 0 63 fd              write 1 64 fd             open 2 - path0            close 3 57 fd
 stat 4 - path0            fstat 5 80 fd             lstat 6 - path0           poll 7 - poll

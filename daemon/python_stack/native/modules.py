@@ -212,8 +212,7 @@ class Modules:
             own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
             self._files[file] = _Module(own)
             self._fds[file] = own
-        # On overlayfs, maps and the file show different devices: the match is then valid only for this process, as the
-        # reader reported it.
+        # On overlayfs, maps and the file show different devices, so the match is valid only for this process.
         exact = (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) == mapping[3:6]
         self._aliases[(*mapping[3:6], (0, 0) if exact else process)] = file
         while len(self._aliases) > _MAX_ALIASES:

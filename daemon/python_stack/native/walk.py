@@ -52,7 +52,7 @@ _Registers = dict[int, int]
 
 
 class CFrame(NamedTuple):
-    """A frame of a C stack. ``ip``: the return address; ``place``: of the call before it, None outside of all
+    """A frame of a C stack. ``ip``: the return address; ``place``: the place of the call before it, None outside of all
     mappings.
     """
 
@@ -113,7 +113,7 @@ class _Walk:
         if row is None:
             return self._by_frame_pointer(place, registers)
         if row.rules.get(row.return_register, Rule("same")).kind == "undefined":
-            return {_RIP: 0}  # this marks the outermost function
+            return {_RIP: 0}  # a return address of 0 marks the outermost function
         try:
             cfa = self._cfa(row, registers)
             if cfa is None and row.cfa_register == _RBP and guesses and place is not None:

@@ -25,7 +25,7 @@ MAX_ENDED, ENDED_S = 256, 300.0
 class Sampled:
     """A sampled process. ``rate``: samples a second on each CPU, 0 if unknown.
 
-    ``stacks``: stack_id by (hash of the record, whether it was cut). ``names``: of threads, by tid.
+    ``stacks``: stack_id by (hash of the record, whether it was cut). ``names``: the names of threads, by tid.
     """
 
     key: ProcessKey

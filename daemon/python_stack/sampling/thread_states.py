@@ -135,8 +135,7 @@ def _gil(runtime: int, layout: Layout, interpreters: list[int], snapshot: Snapsh
         return runtime + layout.runtime_current
     if layout.interp_gil is None or not interpreters:
         return 0
-    # New interpreters are put in front of the list (CPython Python/pystate.c, init_interpreter), so the main
-    # interpreter is the last.
+    # CPython puts new interpreters first (Python/pystate.c), so the main interpreter is the last.
     return snapshot.word(interpreters[-1] + layout.interp_gil) or 0
 
 

@@ -61,8 +61,7 @@ class SampledWatch:
         self._enrolment = enrolment
         self._known = known
         self._settings = settings
-        # Guards the following attributes, and wakes the scheduling thread. The lock of the maps is never taken while
-        # this lock is held.
+        # Guards the following attributes, and wakes the scheduling thread; never held before the maps' lock.
         self._changed = threading.Condition()
         self._watched: dict[ProcessKey, _Watched] = {}
         self._running = False

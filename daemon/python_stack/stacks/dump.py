@@ -221,8 +221,7 @@ def _thread(
     complete: bool,
     reader: LocalsReader | None,
 ) -> Thread:
-    # A thread that entered another interpreter has a state in each; the state of the newest interpreter is listed
-    # first.
+    # A thread has a state in each interpreter that it entered; that of the newest interpreter is listed first.
     frames: list[Frame] = []
     lines: dict[tuple[int, int], int | None] = {}
     for thread, codes in entries:

@@ -91,7 +91,7 @@ class Heap:
         """
         data = self.peek(address, size)
         if len(self._noted) >= MAX_NOTED:
-            raise CorruptTarget("it is made of too many parts")
+            raise CorruptTarget("the value has too many parts")
         self._noted[address, size] = (counted, data)
         return data
 
@@ -120,8 +120,7 @@ class Heap:
         return _same(self._kept, there) and _same(self._kept, back)
 
     def _later(self, noted: dict[Range, _Noted]) -> tuple[list[bytes | None], list[bytes | None]]:
-        # One call reads from the variable to its parts and back again: even one read takes time, and objects come and
-        # go at the same few addresses.
+        # A read takes time, and objects reuse a few addresses: one call reads to the parts and back again.
         self._check()
         wanted = list(noted)
         read = self._memory.read_many([*wanted, *reversed(wanted)]) if wanted else []

@@ -73,7 +73,7 @@ class Type(NamedTuple):
 
     @property
     def short(self) -> str:
-        """``__name__``."""
+        """The name of the type, ``__name__``."""
         return self.name.rpartition(".")[2]
 
 
@@ -93,7 +93,7 @@ class Objects:
     def type_of(self, address: int) -> Type:
         """Returns the type of the object at ``address``."""
         if address % 8:
-            raise Torn("it is no object")
+            raise Torn("it is not an object")
         head = self.heap.read(address, 16, counted=True)
         if not is_count(word(head, 0)):
             raise Torn(CHANGED)  # the object was freed since its address was read
@@ -158,18 +158,18 @@ class Objects:
         kind, compact, ascii_only = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
         coding = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(kind)
         if coding is None or length >= 1 << 40:
-            raise Torn("it is no text")
+            raise Torn("it is not a text")
         start = address + (base.str_ascii if compact and ascii_only else base.str_compact)
         if not compact:
             start = self.heap.word(start)
         size = min(length, limit) * kind
         raw = self.heap.read(start, size) if size else b""
         if compact and ascii_only and not raw.isascii():
-            raise Torn("it is no text")
+            raise Torn("it is not a text")
         try:
             return raw.decode(coding, "surrogatepass"), length
         except UnicodeDecodeError as e:
-            raise Torn("it is no text") from e
+            raise Torn("it is not a text") from e
 
     def bytes_of(self, address: int, limit: int) -> tuple[bytes, int]:
         """Returns the first ``limit`` bytes of the bytes object at ``address``, and its length."""
@@ -270,7 +270,7 @@ class Objects:
             index = 1 if slots <= 0xFF else 2 if slots <= 0xFFFF else 4 if slots <= 0xFFFF_FFFF else 8
             start, valid = keys + 40 + slots * index, 0 < slots <= 1 << 40
         if not valid or count > slots:
-            raise Torn("its keys make no sense")
+            raise Torn("its keys are malformed")
         return start, count, width
 
     def find(self, entries: Iterator[Entry], name: str | int) -> int | None:

@@ -61,8 +61,8 @@ _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozen
 
 
 class Value(NamedTuple):
-    """A value as text. ``text``: None when the value cannot be shown; then ``reason`` says why. ``number``: of a number
-    or scalar.
+    """A value as text. ``text``: None when the value cannot be shown; then ``reason`` says why. ``number``: the value
+    of a number or a scalar.
     """
 
     type: str

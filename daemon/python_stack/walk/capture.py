@@ -138,8 +138,7 @@ def _held_still(thread: RawThread, before: list[Snapshot], known: Known, may_run
     """
     key = _key(thread)
     rests = not may_run and all(one.get(*wanted) == data for wanted, _, data in thread.links for one in before)
-    # If a thread did not run, two equal reads are proof; a thread that runs may come by the same place again, as in a
-    # loop.
+    # Two equal reads prove that a thread has not run; a running thread may be at the same place again.
     often = rests or key in known.restless
     if rests:
         known.restless.discard(key)

@@ -246,8 +246,7 @@ def _decoded(raw: bytes, coding: str) -> str:
         text = raw.decode(coding, "replace" if coding == "latin-1" else "surrogatepass")
     except UnicodeDecodeError:
         text = raw.decode(coding, "replace")
-    # This also replaces lone surrogates, which file names that are not UTF-8 contain: neither Arrow nor protobuf
-    # accepts them.
+    # This replaces lone surrogates in file names, too: neither Arrow nor protobuf accepts them.
     return clean_text(text, MAX_CHARACTERS)
 
 

@@ -21,8 +21,7 @@ _MAX_INTERPRETER = 1 << 20
 _MAX_STRUCT = 1 << 14
 _OBJECT_HEAD = 16
 
-# The fields that we use of each block of _Py_DebugOffsets: offset of the block, then names with their index in the
-# block.
+# The fields that we use of _Py_DebugOffsets: offset of a block, then names with their index in it.
 _INTERPRETER = {"next": 2, "threads_head": 3, "ceval_gil": 8, "gil": 9, "gil_locked": 11, "gil_holder": 12}
 _THREAD = {"next": 2, "interp": 3, "current_frame": 4, "thread_id": 5, "native_thread_id": 6}
 _FRAME = {"previous": 1, "executable": 2, "instr_ptr": 3, "owner": 5}

@@ -62,8 +62,7 @@ def sys_hexversion(read: Read, runtime: int, version: tuple[int, int]) -> int | 
     for (_, value), text in zip(entries, names, strict=True):
         if text is not None and text[start:] == _NAME + b"\0":
             number = read([(value, _LONG_DIGIT + 4)])[0]
-            # PY_VERSION_HEX of 3.x has less than 30 bits, so it has one digit. 3.12 keeps the sign in the three lowest
-            # bits.
+            # PY_VERSION_HEX of 3.x has less than 30 bits: one digit. 3.12 keeps the sign in the lowest bits.
             size, digit = struct.unpack_from("<qI", number or bytes(_LONG_DIGIT + 4), _LONG_SIZE)
             one = 1 if version < (3, 12) else 1 << 3
             return digit if size == one and (digit >> 24, digit >> 16 & 0xFF) == version else None

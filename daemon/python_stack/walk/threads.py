@@ -18,7 +18,9 @@ _STATES = {"R": "running", "D": "blocked", "T": "stopped", "t": "stopped", "Z": 
 
 
 class KernelThread(NamedTuple):
-    """A thread. ``tid``: in our PID namespace; ``own_tid``: in the process's; ``state``: as in ``python.backtrace``."""
+    """A thread. ``tid``: its id in our PID namespace; ``own_tid``: its id in the process's; ``state``: the same as in
+    ``python.backtrace``.
+    """
 
     tid: int
     own_tid: int

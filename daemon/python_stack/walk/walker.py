@@ -18,8 +18,7 @@ from probing.daemon.python_stack.walk.snapshot import Snapshot, word
 
 __all__ = ("Limits", "Link", "RawFrame", "RawThread", "Walker", "held")
 
-# The offset of struct pthread.tid from pthread_self(): glibc x86-64 (nptl/descr.h), musl (src/internal/pthread_impl.h),
-# glibc arm64.
+# The offset of struct pthread.tid from pthread_self(), in glibc (nptl/descr.h) and musl (pthread_impl.h).
 TID_OFFSETS = (720, 48, 208)
 # FRAME_OWNED_BY_GENERATOR (3.11+, Include/internal/pycore_frame.h).
 _GENERATOR = 1
@@ -148,7 +147,7 @@ class Walker:
             self._load(self._snapshot.load, [(address + o, 8) for o in offsets])
             following = self._snapshot.get(address + layout.interp_next, 8)
             if following is None:
-                raise CorruptTarget("the list of interpreters leads nowhere")
+                raise CorruptTarget("the list of interpreters has an invalid address")
             self.links.append(((address + layout.interp_next, 8), (0,), following))
             found[address] = None
             address = word(following, 0)

@@ -63,7 +63,7 @@ _INFO: tuple[tuple[int, int, Any], ...] = (
     (sql.SQL_SAVEPOINTS_SUPPORTED, _BOOL, False),
     (sql.SQL_NAMED_PARAMETERS_SUPPORTED, _BOOL, False),
 )
-# Name, code, size, unsigned; texts and times have no sign.
+# Name, code, size, and whether it is unsigned (None for texts and times).
 _COLUMN_TYPES: tuple[tuple[str, int, int, bool | None], ...] = (
     ("BIGINT", sql.XDBC_BIGINT, 19, False),
     ("UBIGINT", sql.XDBC_BIGINT, 20, True),

@@ -22,8 +22,7 @@ __all__ = (
     "page_text",
 )
 
-# The most characters of a label, as texts of jobs may be long; two texts that are equal after the cut share a series,
-# with the larger value.
+# The most characters of a label; texts that are equal after the cut share a series, with the larger value.
 MAX_LABEL = 128
 MAX_SOURCES = 256
 _STATES = ("running", "paused", "degraded", "starting", "lost")

@@ -64,7 +64,9 @@ def _is_imported(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> b
     )
     if inside and sum(old.rows for _, old in known) == span.rows:
         return True
-    raise FormatError(f"some of its rows were imported before from other files of {unit.node}: none is taken again")
+    raise FormatError(
+        f"some of its rows were imported earlier from other files of {unit.node}: no row is imported again"
+    )
 
 
 # The rows of one record. An interrupted import goes on at a multiple of this number, so it must never change.
@@ -76,8 +78,8 @@ _DAY_NS = 86_400_000_000_000
 
 @dataclass(slots=True)
 class Imported:
-    """The result of an import. ``files``: with new rows; ``rows``: imported, by table; ``already``: the number of files
-    whose rows were all imported before.
+    """The result of an import. ``files``: the number of files with new rows; ``rows``: the number of imported rows, by
+    table; ``already``: the number of files whose rows were all imported before.
     """
 
     files: int = 0
@@ -181,8 +183,7 @@ class _Import:
 
     def _take_good(self, unit: Unit, fd: int, sha: str, older: Sequence[Entry]) -> None:
         if unit.void_from is not None:
-            # Which records count depends on the part after this one: before another part the same bytes stand for other
-            # rows.
+            # Which records count depends on the next part: before another part the same bytes stand for other rows.
             sha = f"{sha}<{unit.void_from}"
         known = self._journal.find(sha)
         if known is not None and known.done:

@@ -140,11 +140,11 @@ def check_columns(table: Table, names: Sequence[str]) -> None:
     """Raises FormatError when a file with these columns cannot have rows of ``table``."""
     given = set(names)
     if table.live:
-        raise FormatError(f"{table.name} is made when it is asked for, and never stored")
+        raise FormatError(f"{table.name} is made for each query and never stored")
     if len(given) != len(names):
         raise FormatError("two of its columns have the same name")
     if missing := [name for name in _ALWAYS if name in table.physical.names and name not in given]:
-        raise FormatError(f"it has no column {missing[0]}: nothing says whose rows these are")
+        raise FormatError(f"it has no column {missing[0]}: the process of its rows is unknown")
     if unknown := sorted(given - set(table.physical.names) - set(table.logical.names)):
         raise FormatError(f"{table.name} has no column {unknown[0][:80]}")
     if not _is_shown(table, given):

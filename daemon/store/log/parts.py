@@ -41,8 +41,8 @@ def part_number(name: str) -> int | None:
 class Part(NamedTuple):
     """A log part up to its last good record.
 
-    ``length``: in bytes. ``raw_bytes``: the size of its batches before compression. ``rows``: numbers by table.
-    ``next_sequence`` and ``positions``: after its last record.
+    ``length``: its length in bytes. ``raw_bytes``: the size of its batches before compression. ``rows``: numbers by
+    table. ``next_sequence`` and ``positions``: after its last record.
     """
 
     number: int

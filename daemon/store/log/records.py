@@ -41,8 +41,7 @@ __all__ = (
 PART_MAGIC = b"PRBNGLOG"
 MAX_HEADER = 1 << 20
 MAX_RECORD = 1 << 28
-# Small drains are compressed: they are mostly Arrow metadata, which is mostly zeros. Compressing large drains costs
-# more than it gains.
+# Only small drains are compressed: they are mostly Arrow metadata, and that is mostly zeros.
 COMPRESS_BELOW = 1 << 16
 
 # magic, format version, length of the JSON, CRC32 of these and the JSON
@@ -57,7 +56,7 @@ _PLAIN, _ZSTD = 0, 1
 class PartHeader:
     """The header of a part. Records of older parts with sequence numbers from ``first_sequence`` on are void.
 
-    ``positions``: at the start of the part. ``created_ns``: UTC.
+    ``positions``: the positions of the rings at the start of the part. ``created_ns``: when it was created, UTC.
     """
 
     number: int
@@ -153,7 +152,9 @@ def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positi
     if len(meta) > MAX_HEADER:
         raise FormatError(f"the header of a record has {len(meta)} bytes, more than {MAX_HEADER}")
     if len(raw) > MAX_RECORD:
-        raise FormatError(f"a record of {len(raw)} bytes is larger than {MAX_RECORD}", hint="drain less at once")
+        raise FormatError(
+            f"a record of {len(raw)} bytes is larger than {MAX_RECORD}", hint="drain fewer records at once"
+        )
     stored, codec = raw, _PLAIN
     if len(raw) < COMPRESS_BELOW:
         stored, codec = pa.Codec("zstd", 1).compress(raw, asbytes=True), _ZSTD

@@ -52,7 +52,7 @@ class StreamWriters:
     def _schema(self, name: str) -> pa.Schema:
         table = self._tables.get(name)
         if table is None or table.live:
-            raise InternalError(f"{name} is no stored table")
+            raise InternalError(f"{name} is not a stored table")
         return table.physical
 
 
@@ -90,8 +90,7 @@ class _Names:
         return pa.DictionaryArray.from_arrays(indices, self._values, safe=False)
 
     def _moved(self, dictionary: pa.Array[Any]) -> pa.Array[Any] | None:
-        # None: the codes need no change. A source keeps its dictionary from drain to drain, so the last dictionary is
-        # remembered.
+        # None: the codes need no change. A source keeps its dictionary, so the last one is remembered.
         if self._seen is not None and self._seen[0].equals(dictionary):
             return self._seen[1]
         names = dictionary.to_pylist()

@@ -50,8 +50,7 @@ def _scan_log(directory: Directory, numbers: Sequence[int], found: Recovered) ->
                 directory.aside.move(path)
             continue
         while part.voided > 1:
-            # After a failure one record may be written twice, never two records: so one of the two parts is from
-            # another log.
+            # After a failure at most one record is written twice, so one of the two parts is from another log.
             stranger = scanned.pop(0) if part.header.node == directory.node else part
             _send_away(directory, stranger, found)
             if stranger is part:
@@ -171,8 +170,7 @@ def _adopt(directory: Directory, state: LoadedManifest, on_disk: Collection[str]
 
 
 def _sealed_to(segment: Segment, parts: Collection[int]) -> int:
-    # Parts are sealed in order, and are removed once the manifest names their segments; only after that are these
-    # merged.
+    # A part is removed when the manifest names its segments, and these are merged only after that.
     first, last = segment.parts
     return last if first not in parts or last not in parts else first - 1
 
@@ -232,7 +230,7 @@ def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) 
 
 
 def _clear(directory: Directory, path: Path) -> None:
-    # A folder cannot be unlinked; it would occupy the name for ever.
+    # A folder cannot be unlinked; it would occupy the name forever.
     with contextlib.suppress(OSError):
         try:
             directory.files.unlink(path)

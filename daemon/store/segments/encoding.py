@@ -25,8 +25,7 @@ _TRIED_ROWS = 4096
 _TRIED_BYTES = 1 << 19
 # If a dictionary encodes a column in less than this many bytes a row, the column keeps it.
 _SMALL = 0.02
-# Another encoding than a dictionary must be this much shorter, as comparing dictionary codes is faster than comparing
-# values.
+# Other encodings must be this much shorter, because dictionary codes are compared faster than values.
 _GAIN = 0.97
 _RIVALS: Mapping[str, tuple[str, ...]] = {
     "INT32": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT", "PLAIN"),
@@ -121,8 +120,7 @@ def _layout(rows: pa.Table) -> tuple[list[str], dict[str, str]]:
         for path, (_, size) in _tried(rest, False, encodings).items():
             if path in encodings and size < best[path][0] * (1.0 if best[path][1] else _GAIN):
                 best[path] = (size, encodings[path])
-    # A column that is NULL in the first rows of a merged segment may have times later, which are the worst case for a
-    # dictionary.
+    # A column that begins with NULL may have times later, the worst case for a dictionary.
     unseen = {name for name in sample.column_names if sample.column(name).null_count == sample.num_rows}
     best |= {path: (0, "BYTE_STREAM_SPLIT") for path in unseen if path in coded and coded[path][0] == "INT64"}
     codes = [path for path, (_, encoding) in best.items() if not encoding and coded[path][0] != "BOOLEAN"]

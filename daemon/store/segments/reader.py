@@ -61,7 +61,7 @@ def describe_segment(files: Files, root: Path, path: str) -> Segment:
     try:
         with open_segment(files, root / path, size) as file:
             if parts is None or (file.metadata.metadata or {}).get(META.encode()) != table.encode():
-                raise FormatError(f"{path} is no segment of probingd")
+                raise FormatError(f"{path} is not a segment of probingd")
             # All columns are read, so that every page is checked, and few rows at once, to save memory.
             batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
             found += (_describe(table, path, pa.Table.from_batches([batch]), parts) for batch in batches)

@@ -19,8 +19,7 @@ from probing.daemon.store.tasks.segment_output import PIECE_BYTES, Source, data_
 
 __all__ = ("merge",)
 
-# The bytes of rows, before compression, that are sorted and encoded together. The peak of memory is about six times
-# this.
+# The bytes of rows that are sorted and encoded together; the peak of memory is about six times this.
 _CHUNK_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 13
 _CODES = pa.dictionary(pa.int32(), pa.string())

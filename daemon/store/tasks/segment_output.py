@@ -38,7 +38,7 @@ def segment_steps(table: str, date: str, rows: pa.Table) -> Iterator[Step]:
 
 
 def end_steps(encoder: SegmentEncoder, span: RowSpan | None = None) -> Iterator[Step]:
-    """Yields the footer and the last step of a segment."""
+    """Yields the footer of a segment, then the step that says what was made."""
     yield from data_steps(encoder.end())
     times = (span.ts_min, span.ts_max, span.jobs) if span else (None, None, None)
     yield Made(encoder.size, encoder.crc, encoder.rows, *times)

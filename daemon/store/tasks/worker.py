@@ -41,8 +41,7 @@ START_TIMEOUT_S = 20.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 # The process ends soon after it becomes idle, and after 64 runs of work, to return its memory.
 MAINTENANCE = Policy("maintenance process", kept=0, idle_s=5.0, uses=64, fails_fast=True)
-# If a kind of task ended the process this many times in a row, it is run once in this process, whatever memory it
-# takes.
+# After a kind of task ended the process this many times in a row, it runs once in this process.
 MAX_FAILURES = 8
 _log = logging.getLogger(__name__)
 # The path of a file and its size in bytes.
@@ -201,7 +200,7 @@ class RemoteWorker:
                 self._end(number)
 
     def _end(self, number: int) -> None:
-        """Removes a task here; without open tasks the process is idle."""
+        """Removes a task from the open tasks; without open tasks the process is idle."""
         self._open.pop(number, None)
         if not self._open and self._process is not None:
             self._pool.release(self._process)

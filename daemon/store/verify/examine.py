@@ -137,7 +137,7 @@ class _Kind:
 _UNFINISHED = _Kind("it was not finished", "removes it")
 _SEALED = _Kind("its rows are in segments", "removes it")
 _UNNAMED = _Kind("the manifest does not name it", "removes it, as its rows are elsewhere")
-_FOREIGN = _Kind("it is no file of probingd", "leaves it alone", transient=False)
+_FOREIGN = _Kind("it is not a file of probingd", "leaves it alone", transient=False)
 
 
 def _leftover(name: str, manifest: LoadedManifest) -> _Kind | None:

@@ -280,7 +280,7 @@ def test_an_answer_that_makes_no_sense_is_a_failure() -> None:
     source, given_session, rows = source_of(broken, whole)
     source.tick()
     assert (state_of(source).state, given_session.restarts) == ("degraded", 1)
-    assert "makes no sense" in state_of(source).reason
+    assert "is malformed" in state_of(source).reason
     source.tick()
     assert state_of(source).state == "running"
     assert len(rows.of("gpu.utilization")) == 1

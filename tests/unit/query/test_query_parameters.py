@@ -119,7 +119,7 @@ def test_a_query_without_parameters_is_left_as_it_is() -> None:
         ("SELECT ?", {"b": 1}, "have names"),
         ("SELECT $1", {"b": 1}, "have names"),
         ("SELECT t.$a FROM t", {"a": 1}, "where a name must stand"),
-        ("SELECT $a", {"a": object()}, "is no value"),
+        ("SELECT $a", {"a": object()}, "is not a value"),
         ("SELECT $a", {"a": Typed("1", "NOSUCH")}, "there is no type NOSUCH"),
     ],
 )
