@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool test test-with-probes test-unit test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects night crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects night crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -80,6 +80,10 @@ proto-check:
 	@$(PYTHON) .build/proto/generate.py
 	@diff -r -x __pycache__ api/proto .build/proto
 
+# The built files are committed: only who changes the page needs node.
+web: ## the page of probingctl web, by node, from web/ into client/web/static
+	cd web && npm ci --no-audit --no-fund --silent && npm run --silent types && node build.mjs --checksums
+
 verifier-record: install ## docs/verifier.md, by the running kernel and by what `make vm-test` kept: accepts programs that grew
 	$(HOST) env PYTHONPATH=tests $(PYTHON) tests/verifier_record.py $(wildcard .build/vm-tests/verifier-*.json)
 
@@ -93,6 +97,9 @@ pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests
 promtool: | deps ## what checks the page of /metrics, for the tests
 	@packaging/dev/promtool.sh || [ -z "$$CI" ]
 
+browser: | deps ## Chromium and node, from Debian, for the tests of the page
+	@packaging/dev/browser.sh || [ -z "$$CI" ]
+
 # What each run costs is kept for `make test-times`. In CI a few tests that failed are run again, three times and alone;
 # elsewhere a failure is one at once.
 TIMES = .build/test-times
@@ -102,7 +109,7 @@ RUN = { $(call PYTEST,$(1)) $(2) $(call AGAIN,$(1)); }
 # Integration tests that measure what the kernel does to their processes.
 ALONE = $(addprefix tests/integration/,gpu_kit processes/test_condition_activity.py processes/test_condition_live.py)
 
-test: install pythons promtool ## all checks, and the tests of the gate; TESTS=tests/unit/store for some
+test: install pythons promtool browser ## all checks, and the tests of the gate; TESTS=tests/unit/store for some
 	@$(HOST) rm -rf $(TIMES) .build/pytest
 ifeq ($(TESTS),)
 	@packaging/dev/beside.sh "$(MAKE) --no-print-directory test-with-probes" "$(MAKE) --no-print-directory check test-unit"

@@ -13,7 +13,7 @@ dest=${DESTDIR:-}
 bin=${BIN:-/usr/local/bin}
 # With its version in its name: the next Python of the host cannot run what was installed for this one.
 python=$(readlink -f "${PYTHON:-/usr/bin/python3}")
-systemd=$(find "$root/packaging/systemd" -name 'probingd*' -printf '%f ')
+systemd=$(find "$root/packaging/systemd" -name 'probing*' -printf '%f ')
 
 say() { echo "install-host: $*"; }
 
@@ -76,7 +76,7 @@ install_all() {
 
 uninstall_all() {
     if [ -z "$dest" ] && [ -d /run/systemd/system ]; then
-        systemctl disable --quiet --now probingd.service 2>/dev/null || true
+        systemctl disable --quiet --now probingd.service probing-web.service 2>/dev/null || true
     fi
     for unit in $systemd; do rm -f "$dest/usr/lib/systemd/system/$unit"; done
     rm -f "$dest/usr/lib/systemd/system-generators/probingd" "$dest/usr/lib/sysusers.d/probingd.conf" "$dest/usr/lib/tmpfiles.d/probingd.conf"

@@ -16,12 +16,13 @@ import typer
 from probing.api.errors import ProbingError, UsageError
 from probing.api.numpy_import import allow_numpy
 from probing.api.text import escape
+from probing.client.diagnosis.page_file import PAGES, is_page, write_page
 from probing.client.interrupt import leaving_by_it
 from probing.client.options import Job
 from probing.client.render.output import write_objects
 from probing.client.render.table import terminal_width, wrapped
 from probing.client.session import job_named, opened
-from probing.client.settings import Settings
+from probing.client.settings import Settings, check_suffix
 from probing.client.times import interval
 from probing.client.zone import now_text
 
@@ -31,7 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = ("EXAMPLES", "Options", "run")
 
-EXAMPLES = ("probingctl diagnose --all-nodes --job 4711", "probingctl diagnose --job 4711 --history --full")
+EXAMPLES = (
+    "probingctl diagnose --all-nodes --job 4711",
+    "probingctl diagnose --job 4711 --history --full",
+    "probingctl diagnose --job 4711 -o finding.html",
+)
 _NOBODY = "(no training job found; `probingctl diagnose --history` shows earlier findings)\n"
 _EVERY_S = 2.0
 _PATIENCE_S = 10.0
@@ -48,9 +53,11 @@ class Options:
     watch: Annotated[bool, typer.Option("--watch", help="Ask again every 2 s, until Ctrl-C.")] = False
     history: Annotated[bool, typer.Option("--history", help="Show earlier findings, also of jobs that ended.")] = False
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --history: how far back, or an instant; 7d if left out.")
+        str | None, typer.Option(metavar="TIME", help="With --history: how far back, or an instant; default: 7d.")
     ] = None
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --history: where to end, likewise.")] = None
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --history: the end, given as for --since.")
+    ] = None
     full: Annotated[bool, typer.Option("--full", help="With --history: the whole page of each finding.")] = False
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the facts to this file as well.")] = None
     facts: Annotated[
@@ -68,6 +75,7 @@ class Options:
 
 def run(settings: Settings, options: Options) -> None:
     _check(options)
+    _check_file(settings, options)
     during = interval(options.since or "7d", options.until)
     allow_numpy()
     if options.facts is not None:
@@ -78,7 +86,7 @@ def run(settings: Settings, options: Options) -> None:
         from probing.client.diagnosis.asking import from_dumps
 
         _finish(settings, [from_dumps(options.flight_recorder)])
-    # A node that does not answer is reported, not waited for.
+    # A node that does not answer in time is reported; the screen does not wait for it.
     with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster:
         job = job_named(cluster, options.job)
         if options.finding is not None:
@@ -116,7 +124,7 @@ def _check(options: Options) -> None:
         raise UsageError(f"{names[0]} and {names[1]} exclude each other")
     for name, set_ in (("--since", options.since), ("--until", options.until), ("--full", options.full)):
         if set_ and not options.history:
-            raise UsageError(f"{name} belongs to --history", hint="without it diagnose shows what is so now")
+            raise UsageError(f"{name} belongs to --history", hint="without --history only present findings are shown")
     if options.parameters and options.skill is None:
         raise UsageError("--set belongs to --skill")
     if options.save is not None and names:
@@ -124,6 +132,17 @@ def _check(options: Options) -> None:
     for name, given in (("--facts", options.facts), ("--flight-recorder", options.flight_recorder)):
         if given is not None and options.job is not None:
             raise UsageError(f"{name} and --job exclude each other", hint="leave --job out: all of the files is shown")
+
+
+def _check_file(settings: Settings, options: Options) -> None:
+    """Raises UsageError for a file of an unknown kind, and for a page of what has no page."""
+    if not settings.named:
+        check_suffix(settings.output, PAGES)
+    rows = {"--watch": options.watch, "--history": options.history, "--skill": options.skill is not None}
+    for name in (name for name, given in rows.items() if given and is_page(settings)):
+        raise UsageError(
+            f"{name} writes no page", hint="`probingctl diagnose FINDING_ID -o x.html` does, of one finding"
+        )
 
 
 def _found(cluster: Cluster, job: str | None, save: Path | None = None) -> list[Diagnosis]:
@@ -150,6 +169,9 @@ def _finish(settings: Settings, found: list[Diagnosis]) -> NoReturn:
 def _write(settings: Settings, found: list[Diagnosis], width: int | None) -> None:
     from probing.client.diagnosis.page import as_object, flat, people
 
+    if is_page(settings):
+        write_page(settings, found)
+        return
     text = people(found, width) if settings.format == "table" else ""
     write_objects(settings, as_object(found) if found else {}, text or _NOBODY, flat(found))
 
@@ -171,7 +193,7 @@ def _watch(settings: Settings, cluster: Cluster, job: str | None) -> None:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[str], None]]:
-    """A context that has the terminal to itself; its function replaces what is on the screen."""
+    """Returns a context that uses the whole terminal; it provides a function that replaces what is on the screen."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -189,7 +211,7 @@ def _frame(cluster: Cluster, job: str | None) -> str:
     try:
         found = with_stored_findings(cluster, diagnosed(gathered(cluster, job)))
     except ProbingError as e:
-        # The daemon may be restarting: the next frame asks again.
+        # The daemon may be restarting; the next frame asks again.
         texts = (f"error: {e.message}", f"hint: {e.hint}" if e.hint else "")
         return title + "".join(line + "\n" for text in texts for line in wrapped(escape(text), columns))
     text = title + (people(found, columns) or _NOBODY)

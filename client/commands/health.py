@@ -1,4 +1,4 @@
-"""``health``: what is wrong with the hardware and the system of each node, with remedies."""
+"""``health``: shows what is wrong with the hardware and the system of each node, and what to do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from probing.api.errors import FormatError
 from probing.api.numpy_import import allow_numpy
 from probing.api.text import escape, plural
 from probing.client.render.output import write_objects
@@ -17,10 +18,14 @@ from probing.client.session import opened
 from probing.client.settings import Settings
 
 if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
     from probing.diagnosis.facts import Facts, NodeFacts
     from probing.diagnosis.verdict import Finding
 
-__all__ = ("EXAMPLES", "run")
+    # The facts of a node, its findings, and what could not be read.
+    _Judged = tuple[NodeFacts, Sequence[Finding], Sequence[str]]
+
+__all__ = ("EXAMPLES", "collect", "run")
 
 EXAMPLES = ("probingctl health --all-nodes", "probingctl health -f json")
 _PATIENCE_S = 10.0
@@ -29,20 +34,9 @@ _COLUMNS = ("verdict", "severity", "confidence", "sentence", "evidence", "next_s
 
 
 def run(settings: Settings) -> None:
-    allow_numpy()
-    from probing.api.errors import FormatError
-    from probing.diagnosis.facts_file import from_json
-
-    nodes: list[tuple[NodeFacts, Sequence[Finding], Sequence[str]]] = []
-    damaged: list[str] = []
     with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster:
-        for name, pieces in cluster.facts(hardware=True):
-            try:
-                nodes += [_judged(from_json(piece)) for piece in pieces]
-            except FormatError as e:
-                damaged.append(f"node {name}: {e.message}")
+        nodes, damaged = _asked(cluster)
         silent = any(outcome.failed for outcome in cluster.outcomes)
-    nodes.sort(key=lambda one: one[0].node)
     width = terminal_width() if settings.output is None else None
     lines = [*(line for one in nodes for line in _lines(*one)), *damaged]
     text = "".join(part + "\n" for line in lines for part in wrapped(escape(line), width or 1 << 16))
@@ -54,7 +48,27 @@ def run(settings: Settings) -> None:
         raise typer.Exit(_UNDECIDED)
 
 
-def _judged(facts: Facts) -> tuple[NodeFacts, Sequence[Finding], Sequence[str]]:
+def collect(cluster: Cluster) -> list[Row]:
+    """Returns the nodes with their findings, as docs/json.md describes; those with damaged facts are left out."""
+    return [_object(*one) for one in _asked(cluster)[0]]
+
+
+def _asked(cluster: Cluster) -> tuple[list[_Judged], list[str]]:
+    """Returns the nodes by name, and a line for each with damaged facts."""
+    allow_numpy()
+    from probing.diagnosis.facts_file import from_json
+
+    nodes: list[_Judged] = []
+    damaged: list[str] = []
+    for name, pieces in cluster.facts(hardware=True):
+        try:
+            nodes += [_judged(from_json(piece)) for piece in pieces]
+        except FormatError as e:
+            damaged.append(f"node {name}: {e.message}")
+    return sorted(nodes, key=lambda one: one[0].node), damaged
+
+
+def _judged(facts: Facts) -> _Judged:
     from probing.diagnosis.ladder import diagnose
     from probing.diagnosis.rules import hardware
 
@@ -74,7 +88,7 @@ def _lines(node: NodeFacts, findings: Sequence[Finding], missing: Sequence[str])
 
 
 def _seen(node: NodeFacts) -> str:
-    """Returns what was looked at: "8 GPUs, 4 ports, 3 disks, 12 file systems"."""
+    """Returns what the health check has looked at: "8 GPUs, 4 ports, 3 disks, 12 file systems"."""
     parts = node.hardware
     counts = ((parts.gpus, "GPU"), (parts.ports, "port"), (parts.disks, "disk"), (parts.file_systems, "file system"))
     return ", ".join(plural(len(own), name) for own, name in counts if own) or "no reading was stored yet"

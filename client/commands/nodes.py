@@ -1,4 +1,4 @@
-"""``nodes``: the nodes that the target knows, itself included, and their states."""
+"""``nodes``: shows the nodes that the target knows, itself included, and their states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from probing.client.cluster import Cluster
 
-__all__ = ("EXAMPLES", "run")
+__all__ = ("EXAMPLES", "members", "run")
 
 EXAMPLES = ("probingctl nodes", "probingctl nodes -f json", "probingctl ps --where rack=r7")
 _OLD = "node, member, address, state, version, ts"
@@ -51,11 +51,12 @@ _EARLIER = (
 
 def run(settings: Settings) -> None:
     with opened(settings) as cluster:
-        table = _members(cluster)
+        table = members(cluster)
         write_rows(settings, table, tuple(field for field in _FIELDS if field.key in table.column_names))
 
 
-def _members(cluster: Cluster) -> pa.Table:
+def members(cluster: Cluster) -> pa.Table:
+    """Returns the rows of cluster.members, with the columns that the target has."""
     try:
         return cluster.query(_SQL.format(_COLUMNS))
     except QueryRejected as e:

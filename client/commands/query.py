@@ -1,4 +1,4 @@
-"""``query``: rows of one SELECT, of one node or of all nodes."""
+"""``query``: shows the rows of one SELECT, from one node or from all nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from probing.client.settings import Settings
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
-__all__ = ("EXAMPLES", "Options", "run")
+__all__ = ("EXAMPLES", "Options", "run", "steps")
 
 EXAMPLES = (
     'probingctl query "SELECT op, count(*) FROM comm.ops GROUP BY op"',
@@ -38,9 +38,9 @@ _EXAMPLE = 'for example: probingctl query "SELECT * FROM comm.ops LIMIT 5"'
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``sql`` None: read it from stdin, or run a shell where stdin is a terminal."""
+    """The arguments and options. ``sql`` None: it is read from stdin; if stdin is a terminal, the shell runs."""
 
-    sql: Annotated[str | None, typer.Argument(help="One SELECT; - reads it from stdin. A shell if left out.")] = None
+    sql: Annotated[str | None, typer.Argument(help="One SELECT; - reads it from stdin; default: a shell.")] = None
     param: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Value of $NAME in the SQL; also NAME:TYPE=VALUE.")
     ] = None
@@ -95,7 +95,14 @@ def _parameters(given: Sequence[str]) -> dict[str, object]:
 
 
 def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
-    """Writes the SQL of each step of the plan. Asks nodes for their peers, and for their engines where these matter."""
+    rows = steps(cluster, sql, params)
+    fields = (Field("STEP", "step"), Field("WHERE", "where"), Field("WHY", "why"), Field("SQL", "sql"))
+    write_table(settings, fields, rows)
+
+
+def steps(cluster: Cluster, sql: str, params: dict[str, object]) -> list[dict[str, str]]:
+    """Returns the steps of the plan, as docs/json.md describes. Asks nodes for their peers, and for their engines where
+    these matter."""
     from probing.federation.sql.parameters import bind
 
     sql = bind(sql, params)
@@ -110,12 +117,13 @@ def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, o
         rows = [_step(split.kind, where, _SENDS[split.kind], part.sql) for part in split.parts]
         why = f"rows are shipped: {others or split.why}" if split.why else ""
         rows.append(_step("merge", "here", why, split.final))
-    fields = (Field("STEP", "step"), Field("WHERE", "where"), Field("WHY", "why"), Field("SQL", "sql"))
-    write_table(settings, fields, rows)
+    return rows
 
 
 def _other_engines(cluster: Cluster) -> str:
-    """Returns a text that names nodes with another version of the engine than this client; empty for none."""
+    """Returns a text that names the nodes whose engine has another version than this client's; empty if there
+    are none.
+    """
     from probing.federation.engine import engine_version
 
     others = [(reply.node, reply.engine) for _, reply in cluster.status() if reply.engine != engine_version()]

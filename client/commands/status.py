@@ -1,4 +1,4 @@
-"""``status``: state of the daemon and of each of its sources."""
+"""``status``: shows the state of the daemon and of each of its sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from probing.client.times import bound
 if TYPE_CHECKING:
     from probing.api.proto.probing.v1 import node_pb2 as pb
 
-__all__ = ("EXAMPLES", "run")
+__all__ = ("EXAMPLES", "as_object", "run")
 
 EXAMPLES = ("probingctl status --all-nodes",)
 _FIELDS = (
@@ -27,7 +27,7 @@ _FIELDS = (
     Field("LOST", "lost", count, right=True),
     Field("WHY / WHAT", "note", flex=True),
 )
-# The time in a reason: since when it holds.
+# The time within a reason, since which the state holds.
 _SINCE = re.compile(r"\bsince (\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ)")
 
 
@@ -57,13 +57,14 @@ class _Node(TypedDict):
 
 def run(settings: Settings) -> None:
     with opened(settings) as cluster:
-        nodes = [_node(address, reply) for address, reply in cluster.status()]
+        nodes = [as_object(address, reply) for address, reply in cluster.status()]
         width = terminal_width() if settings.output is None else None
         text = "\n".join(_node_text(node, width) for node in nodes)
         write_objects(settings, nodes if cluster.many else nodes[0], text, list(_flat(nodes)))
 
 
-def _node(address: str, reply: pb.StatusReply) -> _Node:
+def as_object(address: str, reply: pb.StatusReply) -> _Node:
+    """Returns the status of a node, as docs/json.md describes it."""
     return {
         "node": reply.node,
         "address": address,
@@ -91,7 +92,7 @@ def _node(address: str, reply: pb.StatusReply) -> _Node:
 
 
 def _lasts(reply: pb.StatusReply) -> int | None:
-    """Returns for how long the node is in its state, ns; None where it is not known or the clock was set back."""
+    """Returns for how long the node has been in its state, ns; None if that is unknown or the clock was set back."""
     if reply.state == "running":
         begun: int | None = reply.started_ns or None
     else:
@@ -113,7 +114,7 @@ def _node_text(node: _Node, width: int | None) -> str:
 
 
 def _state(node: _Node) -> str:
-    """Returns the state and, if known, for how long it lasts; the daemon may run for longer."""
+    """Returns the state and, if known, for how long it has lasted; the daemon may have run for longer."""
     up = "" if node["uptime_ns"] is None else f" for {age(node['uptime_ns'])}"
     reason = node["reason"] or ""
     if node["state"] == "running":

@@ -1,9 +1,10 @@
-"""``topo``: how GPUs are linked to each other, to NICs and to the host, with the ranks that run on them."""
+"""``topo``: shows how GPUs are linked to each other, to NICs and to the host, with the ranks that run on them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from probing.client.gpus.readings import DEVICES, LINKS, PROCESSES, ask
 from probing.client.gpus.topology_text import drawn
@@ -14,7 +15,10 @@ from probing.client.render.table import terminal_width
 from probing.client.session import job_named, opened, require_live
 from probing.client.settings import Settings
 
-__all__ = ("EXAMPLES", "Options", "run")
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
+__all__ = ("EXAMPLES", "Options", "collect", "run")
 
 EXAMPLES = ("probingctl topo", "probingctl topo --all-nodes --job 4711 -f json")
 _GPU = (
@@ -64,16 +68,23 @@ def run(settings: Settings, options: Options) -> None:
         job = job_named(cluster, options.job)
         if job is not None:
             require_live(cluster, job)
-        found = ask(cluster, {"devices": DEVICES, "links": LINKS, "processes": PROCESSES})
-    nodes = _nodes(found["devices"], found["links"], found["processes"], job)
+        nodes = collect(cluster, job)
     width = terminal_width() if settings.output is None else None
     text = "\n".join(drawn(node, width) for node in nodes)
     flat = [{"node": node["node"], **link} for node in nodes for link in node["links"]]
     write_objects(settings, nodes, text or "(no GPU; `probingctl status` says whether the source nvml runs)\n", flat)
 
 
+def collect(cluster: Cluster, job: str | None) -> list[Row]:
+    """Returns the nodes with their GPUs and links, as docs/json.md describes; of ``job``: its nodes alone."""
+    found = ask(cluster, {"devices": DEVICES, "links": LINKS, "processes": PROCESSES})
+    return _nodes(found["devices"], found["links"], found["processes"], job)
+
+
 def _nodes(devices: Sequence[Row], links: Sequence[Row], processes: Sequence[Row], job: str | None) -> list[Row]:
-    """Returns each node with its ``gpus``, on which are ``ranks``, and its ``links``, as docs/json.md describes."""
+    """Returns each node with its ``gpus``, each of which has its ``ranks``, and its ``links``, as docs/json.md
+    describes.
+    """
     nodes: dict[str, Row] = {}
     for row in sorted(devices, key=lambda row: (row["node"], row["device_id"])):
         if row["mig"] is None:

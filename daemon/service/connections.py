@@ -1,6 +1,7 @@
 """Accepts TCP connections of callers who are not identified yet.
 
-A handshake has a time limit and one of few places, nobody keeps others out, and the kernel names the user of the peer.
+A handshake has a time limit, and there are few places for handshakes, but no caller can keep others out. The kernel
+names the user of the peer.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import asyncio
 import logging
 import socket
 import ssl
-import struct
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from probing.api.tcp_peer import Connection, peer_user
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.tls import Tls
@@ -25,61 +26,25 @@ __all__ = (
     "peer_name",
 )
 
-_SOCK_DIAG, _BY_FAMILY, _REQUEST, _ANY_COOKIE = 4, 20, 1, 0xFFFFFFFF
-_HEADER = struct.Struct("=IHHII")
-# struct inet_diag_req_v2 and the begin of inet_diag_msg; ports are in network order.
-_QUESTION = struct.Struct("=BBBBI2s2s16s16s3I")
-_SOCKET = struct.Struct("=BBBB2s2s16s16s3I3III")
-_LISTEN = 10
-_ANSWER_S = 0.5
 
-
-class _Connection(Protocol):
-    @property
-    def family(self) -> int: ...
-
-    def getpeername(self) -> Any: ...
-
-    def getsockname(self) -> Any: ...
-
-
-def peer_name(connection: _Connection) -> str:
+def peer_name(connection: Connection) -> str:
     """Returns ``ADDRESS, uid N`` for a peer whose socket is of this network namespace, else ``ADDRESS``; ``unknown``
     for a connection that has ended."""
     try:
-        (address, port), (own, own_port) = connection.getpeername()[:2], connection.getsockname()[:2]
+        address = str(connection.getpeername()[0])
     except OSError:
         return "unknown"
-    uid = _owner(connection.family, (address, port), (own, own_port))
+    uid = peer_user(connection)
     return address if uid is None else f"{address}, uid {uid}"
-
-
-def _owner(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Returns the uid of the socket that is bound to ``local`` and connected to ``remote``; None if this network
-    namespace has no such socket, or its process has closed it."""
-    try:
-        ends = [socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0") for host, _ in (local, remote)]
-        ports = [port.to_bytes(2, "big") for _, port in (local, remote)]
-        question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF, *ports, *ends, 0, *[_ANY_COOKIE] * 2)
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-            kernel.settimeout(_ANSWER_S)
-            kernel.send(_HEADER.pack(_HEADER.size + len(question), _BY_FAMILY, _REQUEST, 1, 0) + question)
-            answer = kernel.recv(1 << 12)
-    except (OSError, ValueError):
-        return None
-    if len(answer) < _HEADER.size + _SOCKET.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
-        return None
-    _, state, _, _, *found, _, _, _, _, _, _, uid, inode = _SOCKET.unpack_from(answer, _HEADER.size)
-    # The kernel answers with a listening socket if it has no other; a closed socket has no file, and user 0.
-    return int(uid) if found[:2] == ports and state != _LISTEN and inode else None
 
 
 _C = TypeVar("_C")
 
 
 class Places(Generic[_C]):
-    """At most ``most`` connections, and ``each`` of one holder. A new connection always gets a place: the oldest one of
-    its holder gives way if the holder has ``each``, else the oldest one of the holder with the most connections."""
+    """Places for at most ``most`` connections, and for ``each`` of one holder. A new connection always gets a place. If
+    its holder has ``each`` connections, the oldest of these loses its place; else the oldest of the holder with the
+    most connections does."""
 
     def __init__(self, most: int, each: int) -> None:
         self._most = most
@@ -91,7 +56,9 @@ class Places(Generic[_C]):
         return sum(map(len, self._held.values()))
 
     def take(self, holder: str, connection: _C) -> tuple[str, _C] | None:
-        """Gives ``connection`` a place. Returns the connection that lost its place, to be closed, and its holder."""
+        """Gives ``connection`` a place. Returns the holder and the connection that lost its place, which is to be
+        closed.
+        """
         held, lost = len(self._held.get(holder, ())), None
         if held >= self._each or len(self) >= self._most:
             crowd = max(self._held, key=lambda one: len(self._held[one]))
@@ -112,12 +79,12 @@ class Places(Generic[_C]):
 
 HANDSHAKE_S = 5.0
 SHUTDOWN_S = 2.0
-# Connections in their handshake, at most: of one port, and of one address or local user.
+# The most connections in their handshake: of one port, and of one address or local user.
 MOST = 64
 EACH = 16
-# Pause when the process has no descriptor left, s.
+# The pause when the process has no descriptor left, s.
 PAUSE_S = 1.0
-# OpenSSL's reasons for bytes that are no TLS.
+# OpenSSL's reasons for bytes that are not TLS.
 _PLAIN = frozenset(
     (
         "HTTP_REQUEST",
@@ -129,13 +96,13 @@ _PLAIN = frozenset(
         "RECORD_LAYER_FAILURE",
     )
 )
-# Python 3.10 does not wait for the other end's farewell.
+# Python 3.10 does not wait until the other end has closed TLS.
 _SHUTDOWN: dict[str, Any] = {"ssl_shutdown_timeout": SHUTDOWN_S} if sys.version_info >= (3, 11) else {}
 _log = logging.getLogger(__name__)
 
 
 class Handshakes:
-    """Gives connections to protocols of ``make`` once their handshake has ended. Belongs to one event loop."""
+    """Passes connections to protocols of ``make`` once their handshake has ended. Belongs to one event loop."""
 
     def __init__(self, name: str, tls: Tls, make: Callable[[], asyncio.Protocol], audit: Audit) -> None:
         self._name = name
@@ -197,7 +164,7 @@ class Handshakes:
 
 
 def _why(error: Exception) -> str:
-    """Returns the reason of ``error`` in words of ours or of OpenSSL, without bytes that the caller sent."""
+    """Returns the reason of ``error`` in our words or OpenSSL's, without bytes that the caller sent."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

@@ -9,11 +9,12 @@ installed() {
     systemctl daemon-reload
     # A restart keeps the pinned probes: the next collector reads what they saw meanwhile.
     if systemctl --quiet is-active probingd.service; then systemctl restart probingd.service; fi
+    systemctl --quiet try-restart probing-web.service
 }
 
 removing() {
     runs_systemd || return 0
-    systemctl --quiet disable --now probingd.service || true
+    systemctl --quiet disable --now probingd.service probing-web.service || true
     # Removes the probes, which hold on to libraries of jobs.
     systemctl stop probingd.target probingd-pins.service probingd.slice || true
 }

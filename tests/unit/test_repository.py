@@ -224,3 +224,10 @@ def test_the_documents_name_files_that_exist() -> None:
     named = {(page.name, path) for page in pages for path in re.findall(rf"`((?:{tops})/[\w./-]+)`", page.read_text())}
     lost = {(page, path) for page, path in named if not (ROOT / path).exists() and not placeholder.search(path)}
     assert sorted(lost) == []
+
+
+def test_the_package_carries_the_files_of_the_page() -> None:
+    folder = ROOT / "client" / "web"
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["probing.client.web"]
+    carried = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    assert carried == {path for path in tracked() if path.is_relative_to(folder / "static")}

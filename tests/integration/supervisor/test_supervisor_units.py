@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from probing.api.errors import InternalError, StoreFull
+from probing.client.commands.web import Options
 from probing.daemon.config import Config
 from probing.daemon.supervisor.children import COLLECTOR_MEMORY, FEW_THREADS, PROGRAMS
 from probing.daemon.supervisor.node_key import main
@@ -21,7 +23,9 @@ from probing.daemon.supervisor.unit import ERROR_FILE, LASTING, status_of
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS = ROOT / "packaging" / "systemd"
-SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
+SERVICES = sorted(path.name for path in UNITS.glob("probingd*.service"))
+# No part of the daemon: a client, which asks with the tokens of its visitors.
+PAGE = "probing-web.service"
 PYTHON = "/opt/probingd/bin/python"
 KINDS = ("collector", "service")
 # Hides from a reader what it is there to read.
@@ -46,7 +50,7 @@ def complaints(units: Iterable[Path]) -> list[str]:
     assert shutil.which("systemd-analyze"), "systemd-analyze is needed: `make deps` installs it"
     words = ["systemd-analyze", "verify", "--man=no", *map(str, units)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stderr.splitlines() if "probingd" in line]
+    lines = [line for line in done.stderr.splitlines() if "probing" in line]
     return [*lines, f"exit status {done.returncode}"] if done.returncode else lines
 
 
@@ -61,7 +65,7 @@ def test_a_boot_starts_all_units(installed: Path) -> None:
     assert complaints([boot]) == []
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", [*SERVICES, PAGE])
 def test_exposure_is_small(name: str, installed: Path) -> None:
     """At most 4.0 of 10 for the collector, which needs its rights, and 2.5 for all others."""
     threshold = 40 if name == "probingd-collector.service" else 25
@@ -119,6 +123,20 @@ def test_rights_and_commands_are_those_of_the_supervisor(
     Config.from_args([word for word in words[3:] if not word.startswith("--config=")])
     if "SYS_PTRACE" in capabilities:
         assert not set(BLINDING) & set(unit)
+
+
+def test_the_page_has_a_user_of_its_own_without_rights_and_is_off() -> None:
+    unit = settings(PAGE)
+    assert unit["DynamicUser"] == "yes"
+    assert unit["CapabilityBoundingSet"] == ""
+    # The group of the Unix socket, on which a visitor's token would not count.
+    assert "SupplementaryGroups" not in unit
+    assert not unit["Environment"].startswith("PROBING_TARGET=unix:")
+    assert not any(PAGE in (UNITS / name).read_text() for name in ("probingd.service", "probingd.target"))
+    words = unit["ExecStart"].split()
+    assert words[:4] == [PYTHON, "-I", "/opt/probingd/bin/probingctl", "web"]
+    given = {word.lstrip("-") for word in words if word.startswith("--")} - {"all-nodes"}
+    assert given <= {field.name for field in fields(Options)}
 
 
 def test_the_service_is_handed_the_key_of_its_own_configuration() -> None:

@@ -1,0 +1,160 @@
+"""Files that the page offers: written by a thread and sent piece by piece, as fast as they are read."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, cast
+
+import anyio
+from anyio import CapacityLimiter, from_thread, to_thread
+from starlette.types import Receive, Scope, Send
+
+from probing.api.errors import UsageError
+from probing.client.render.writers import writer_of
+from probing.client.web.panels import Question
+from probing.client.web.sql import cluster_of
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectSendStream
+
+__all__ = ("FileAnswer", "Files", "columns", "rows", "trace")
+
+Write = Callable[[IO[bytes]], None]
+Files = Callable[[Question], tuple[Write, str, str]]
+"""Returns what writes the file that a question asks for, its type, and the name under which it is saved."""
+_PIECE = 64 << 10
+_PIECES = 4
+_ROWS = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
+
+
+class FileAnswer:
+    """The file that ``write`` writes, in a thread of ``threads``; ``name``: under which a browser saves it, or empty.
+
+    An error before the first piece is answered as others are. A later one breaks the answer off, so that nobody takes a
+    part for the whole.
+    """
+
+    def __init__(self, write: Write, kind: str, name: str, threads: CapacityLimiter) -> None:
+        self._write = write
+        self._threads = threads
+        saved = {"content-disposition": f'attachment; filename="{name}"'} if name else {}
+        self._headers = [(k.encode(), v.encode()) for k, v in {"content-type": kind, **saved}.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        pieces_in, pieces = anyio.create_memory_object_stream[bytes](_PIECES)
+        errors: list[BaseException] = []
+
+        async def write() -> None:
+            async with pieces_in:
+                try:
+                    await to_thread.run_sync(self._run, pieces_in, limiter=self._threads)
+                except anyio.BrokenResourceError:
+                    # Nobody reads any more.
+                    return
+                except Exception as e:
+                    errors.append(e)
+
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            pieces.close()
+
+        begun = False
+        async with anyio.create_task_group() as group:
+            group.start_soon(write)
+            group.start_soon(leave)
+            try:
+                async for piece in pieces:
+                    if not begun:
+                        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+                        begun = True
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except anyio.ClosedResourceError:
+                return
+            finally:
+                pieces.close()
+                group.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _run(self, pieces: MemoryObjectSendStream[bytes]) -> None:
+        sink = _Sink(pieces)
+        self._write(cast("IO[bytes]", sink))
+        sink.flush()
+
+
+class _Sink(io.RawIOBase):
+    """A file that is only written, and hands over what it got in pieces."""
+
+    def __init__(self, pieces: MemoryObjectSendStream[bytes]) -> None:
+        self._pieces = pieces
+        self._parts = bytearray()
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        part = bytes(data)  # type: ignore[call-overload]
+        self._parts += part
+        self._size += len(part)
+        if len(self._parts) >= _PIECE:
+            self.flush()
+        return len(part)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Waits until there is room."""
+        if self._parts:
+            piece, self._parts = bytes(self._parts), bytearray()
+            from_thread.run(self._pieces.send, piece)
+
+
+def rows(question: Question) -> tuple[Write, str, str]:
+    """Returns what writes the rows of ``sql`` as ``format``, csv or parquet, its type and its name."""
+    kind = question.parameters.text("format")
+    if kind not in _ROWS:
+        raise UsageError(f"the format {kind} is not offered", hint=f"one of {', '.join(_ROWS)}")
+    cluster, sql = cluster_of(question)
+
+    def write(sink: IO[bytes]) -> None:
+        with cluster.stream(sql) as found:
+            writer = writer_of(kind, sink, found.schema, terminal=False)
+            for batch in found:
+                writer.write(batch)
+            writer.end()
+
+    return write, _ROWS[kind], f"rows.{kind}"
+
+
+def columns(question: Question) -> tuple[Write, str, str]:
+    """Returns what writes the timeline of a job for the page, its type and no name."""
+    from probing.client.timeline.columns import MIME, write_columns
+    from probing.client.timeline.reading import timeline
+
+    return lambda sink: write_columns(timeline(question.cluster, *_range(question)), sink), MIME, ""
+
+
+def trace(question: Question) -> tuple[Write, str, str]:
+    """Returns what writes the timeline of a job as a trace of ``format``, pftrace or json, its type and its name."""
+    from probing.client.timeline.chrome import write_chrome
+    from probing.client.timeline.perfetto import write_perfetto
+    from probing.client.timeline.reading import timeline
+
+    writers = {"pftrace": (write_perfetto, "application/octet-stream"), "json": (write_chrome, "application/json")}
+    kind = question.parameters.text("format", "pftrace")
+    if kind not in writers:
+        raise UsageError(f"the format {kind} is not offered", hint=f"one of {', '.join(writers)}")
+    write, media = writers[kind]
+    return lambda sink: write(timeline(question.cluster, *_range(question)), sink), media, f"timeline.{kind}"
+
+
+def _range(question: Question) -> tuple[str, str, str | None]:
+    parameters = question.parameters
+    begin = parameters.text("from", parameters.text("since", "5m"))
+    return parameters.text("job"), begin, parameters.text("to", parameters.text("until", "")) or None

@@ -1,0 +1,117 @@
+"""Profiles of the page: trees of frames with the time of each, of one selection of samples or of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from probing.api.errors import UsageError
+from probing.api.text import numbers_text
+from probing.client.profile.model import Frame, Profile, folded_imports, label, short_files
+from probing.client.profile.request import Selection, at_times, base_of
+from probing.client.profile.samples import read_profiles
+from probing.client.web.panels import Question
+
+__all__ = ("difference", "profile")
+
+# Frames with less time are part of their callers alone: below a share of the time, and all but so many.
+_LEAST_SHARE = 1 / 5_000
+_MOST_NODES = 20_000
+_MOST_DEPTH = 200
+
+
+@dataclass(slots=True)
+class _Node:
+    """``ns``: the time of each profile. ``ranks`` that have the frame."""
+
+    ns: list[int]
+    ranks: set[int] = field(default_factory=set)
+    children: dict[Frame, _Node] = field(default_factory=dict)
+
+
+def profile(question: Question) -> dict[str, Any]:
+    """Returns the tree of stored samples: ``name``, ``value`` (ns), ``children``, and with by=rank ``ranks``.
+
+    ``wall``: time on and off the CPU of the threads that train, else time on the CPU.
+    """
+    (found,) = read_profiles(question.cluster, [_selection(question)])
+    return _tree([found], by_rank=question.parameters.text("by", "") == "rank")
+
+
+def difference(question: Question) -> dict[str, Any]:
+    """Returns one tree of two selections, ``a`` and ``b``, as rank:R, pid:P, job:J or before:10m of the same interval:
+    ``value`` is of ``a``, ``base`` of ``b``, both ns. Without ``a`` it is all of the job."""
+    whole = _selection(question)
+    one = question.parameters.text("a", "")
+    selected = base_of(whole, one) if one else whole
+    base = base_of(selected, question.parameters.text("b"))
+    return _tree(read_profiles(question.cluster, [selected, base]))
+
+
+def _selection(question: Question) -> Selection:
+    parameters = question.parameters
+    job = parameters.job_or_all(question.cluster) or ""
+    wall = parameters.flag("wall")
+    if not job and not parameters.text("pid", ""):
+        raise UsageError("neither a job nor a process is named", hint="add job=... or pid=...")
+    whole = Selection(
+        (parameters.pid(),) if parameters.text("pid", "") else (),
+        job,
+        parameters.number("rank"),
+        "wall" if wall else "cpu",
+        trains=wall,
+    )
+    begin = parameters.text("from", parameters.text("since", "5m"))
+    return at_times(whole, begin, parameters.text("to", parameters.text("until", "")) or None)
+
+
+def _tree(profiles: list[Profile], *, by_rank: bool = False) -> dict[str, Any]:
+    profiles = [folded_imports(one) for one in profiles]
+    root = _Node([0] * len(profiles))
+    for at, one in enumerate(profiles):
+        for sample in one.samples:
+            rank = dict(sample.labels).get("rank") if by_rank else None
+            for node in _path(root, sample.frames[:_MOST_DEPTH], len(profiles)):
+                node.ns[at] += sample.ns
+                if rank is not None:
+                    node.ranks.add(int(rank))
+    short = short_files(profiles)
+    shares = sorted((max(_shares(node, root)) for node in _nodes(root)), reverse=True)
+    least = max([_LEAST_SHARE, *shares[_MOST_NODES : _MOST_NODES + 1]])
+    return {**_plain(profiles[0].title, root, short, root, least), "seen": [one.seen for one in profiles]}
+
+
+def _nodes(root: _Node) -> Iterator[_Node]:
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += node.children.values()
+
+
+def _shares(node: _Node, root: _Node) -> list[float]:
+    return [ns / (whole or 1) for ns, whole in zip(node.ns, root.ns, strict=True)]
+
+
+def _path(root: _Node, frames: Iterable[Frame], profiles: int) -> Iterator[_Node]:
+    """Yields the nodes from ``root`` to the innermost of ``frames``."""
+    node = root
+    yield node
+    for frame in frames:
+        node = node.children.setdefault(frame, _Node([0] * profiles))
+        yield node
+
+
+def _plain(name: str, node: _Node, short: dict[str, str], root: _Node, least: float) -> dict[str, Any]:
+    large = [
+        _plain(label(frame, short), child, short, root, least)
+        for frame, child in node.children.items()
+        if max(_shares(child, root)) >= least
+    ]
+    plain: dict[str, Any] = {"name": name, "value": node.ns[0]}
+    if len(node.ns) > 1:
+        plain["base"] = node.ns[1]
+    if node.ranks:
+        plain["ranks"] = numbers_text(sorted(node.ranks))
+    return {**plain, "children": sorted(large, key=lambda child: -child["value"])}

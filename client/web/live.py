@@ -1,0 +1,178 @@
+"""The live view of one visitor: a Fetcher and a Model for all of that visitor's streams, while there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from probing.api.errors import ProbingError
+from probing.client.collectives.silence import SilenceWatch
+from probing.client.top.fetch import Fetcher, Functions
+from probing.client.top.health import Fetched
+from probing.client.top.model import Model, View
+from probing.client.web.answers import encoded
+from probing.client.web.live_rows import job_event, jobs_event
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
+__all__ = ("Live",)
+
+_EVERY_S = 2.0
+# The rows of a thousand nodes take seconds of this process, in which it answers nothing else.
+_NODES_A_SECOND = 100
+_STACKS_EVERY_S = 5.0
+_WINDOW_S = 10.0
+_PATIENCE_S = 5.0
+_LOOK_EVERY_S = 30.0
+# The threads go on for so long without a stream, since a page that is loaded again opens the next one.
+_LINGER_S = 5.0
+_MOST_KEPT = 32
+# A stream without news gets a sign of life, which also finds out that its reader is gone.
+_SIGN_S = 15.0
+_SIGN = b": still here\n\n"
+
+
+class Live:
+    """Asks the nodes of ``cluster`` every two seconds while somebody reads ``events``. Belongs to one event loop."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._view = View()
+        self._error = ""
+        self._number = 0
+        self._changed = asyncio.Event()
+        self._readers = 0
+        self._readers_of_ranks = 0
+        self._threads: _Threads | None = None
+        self._ending: asyncio.TimerHandle | None = None
+        # Events by the job, or None for all jobs, and the number of the view.
+        self._bodies: dict[tuple[str | None, int], bytes] = {}
+        self._lock = threading.Lock()
+
+    async def events(self, job: str | None) -> AsyncIterator[bytes]:
+        """Yields an event for each change of the view: of all jobs, or of the ranks of ``job``.
+
+        A reader that is slow gets the newest view, and none of those before.
+        """
+        self._begin(job)
+        seen = self._number - (self._view.at is not None)
+        try:
+            while True:
+                changed = self._changed
+                if self._number == seen:
+                    try:
+                        await asyncio.wait_for(changed.wait(), _SIGN_S)
+                    except asyncio.TimeoutError:
+                        yield _SIGN
+                        continue
+                seen = self._number
+                yield await to_thread.run_sync(self._body, job, seen, self._view, self._error)
+        finally:
+            self._end(job)
+
+    def close(self) -> None:
+        """Ends the threads; streams get no further event."""
+        if self._threads is not None:
+            self._threads.stop()
+            self._threads = None
+
+    def _begin(self, job: str | None) -> None:
+        self._readers += 1
+        self._readers_of_ranks += job is not None
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        if self._threads is None:
+            # What was seen before may be hours old.
+            self._view, self._error = View(), ""
+            self._threads = _Threads(self._cluster, self._deliver)
+        self._threads.read_ranks(self._readers_of_ranks > 0)
+
+    def _end(self, job: str | None) -> None:
+        self._readers -= 1
+        self._readers_of_ranks -= job is not None
+        if self._threads is not None:
+            self._threads.read_ranks(self._readers_of_ranks > 0)
+        if not self._readers:
+            self._ending = asyncio.get_running_loop().call_later(_LINGER_S, self.close)
+
+    def _deliver(self, view: View, error: str) -> None:
+        self._view, self._error = view, error
+        self._number += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _body(self, job: str | None, number: int, view: View, error: str) -> bytes:
+        """Returns the event of a view, which is made once for all readers."""
+        key = job, number
+        with self._lock:
+            if key not in self._bodies:
+                name, data = ("jobs", jobs_event(view, error)) if job is None else ("job", job_event(view, error, job))
+                body = b"event: " + name.encode() + b"\ndata: " + encoded(data) + b"\n\n"
+                # Those of an older view have been read, or are skipped.
+                newest = [(known, own) for known, own in self._bodies.items() if known[1] >= number]
+                self._bodies = {**dict(newest[-_MOST_KEPT:]), key: body}
+            return self._bodies[key]
+
+
+class _Threads:
+    """The threads that ask. ``deliver`` gets each view, and the error of the last refresh, in the event loop."""
+
+    def __init__(self, cluster: Cluster, deliver: Callable[[View, str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deliver_in_loop = deliver
+        self._stopped = False
+        self._looked = time.monotonic()
+        self._view = View()
+        self._cluster = cluster.afresh()
+        self._cluster.timeout = min(cluster.timeout, _PATIENCE_S)
+        self._model = Model(_WINDOW_S, SilenceWatch(self._cluster))
+        # Who looks at the page waits for findings.
+        self._fetcher = Fetcher(self._cluster, "true", _EVERY_S, self._fetched, self._failed, findings_every=1)
+        # Their frames are part of the next view.
+        self._functions = Functions(self._fetcher, self._cluster, lambda: None)
+        self._functions.repeater.every(_STACKS_EVERY_S)
+        self._functions.repeater.pause(True)
+        self._fetcher.repeater.start()
+        self._functions.repeater.start()
+
+    def read_ranks(self, wanted: bool) -> None:
+        """Reads the Python frames of ranks if ``wanted``."""
+        self._functions.repeater.pause(not wanted)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._fetcher.stop()
+        self._functions.repeater.stop()
+
+    def _fetched(self, fetched: Fetched) -> None:
+        # The list of outcomes would grow without end.
+        self._cluster.outcomes.clear()
+        self._functions.watch(fetched.nodes)
+        self._look_for_nodes()
+        self._fetcher.repeater.every(max(_EVERY_S, len(fetched.nodes) / _NODES_A_SECOND))
+        self._view = self._model.update(fetched, self._functions.found)
+        self._deliver("")
+
+    def _look_for_nodes(self) -> None:
+        """Asks nodes that the target has met meanwhile as well: a page may be open for days."""
+        if time.monotonic() - self._looked > _LOOK_EVERY_S:
+            self._looked = time.monotonic()
+            with suppress(ProbingError):
+                self._cluster.meet(self._cluster.afresh().addresses())
+
+    def _failed(self, error: ProbingError) -> None:
+        self._deliver(error.message)
+
+    def _deliver(self, error: str) -> None:
+        view = self._view
+        # The loop may have ended before this thread.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: None if self._stopped else self._deliver_in_loop(view, error))

@@ -1,0 +1,69 @@
+"""What a panel of the page is: a function that asks the nodes for the data of one address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from probing.api.errors import NotFound
+from probing.client.absence import partial
+from probing.client.jobs import silent_nodes
+from probing.client.web.answers import Lacking, contract_of, encoded
+from probing.client.web.parameters import Parameters
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+    from probing.client.web.visitors import Visitor
+
+__all__ = ("Panel", "Panels", "Question", "answer", "ask")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request: the cluster that answers it, with the visitor's rights, and its parameters.
+
+    ``lacking`` takes processes that could not be read, and parts of the answer that a node refused.
+    """
+
+    cluster: Cluster
+    parameters: Parameters
+    lacking: list[Lacking] = field(default_factory=list)
+
+    def of_node(self, node: str) -> Cluster:
+        """Returns the cluster of ``node`` alone, where the target knows it by this name; its outcomes count here."""
+        return self._sharing(self.cluster.afresh(node=node)) if node else self.cluster
+
+    def of_all_nodes(self, every: bool) -> Cluster:
+        """Returns the cluster of all nodes, or of the target alone; its outcomes count here."""
+        return self._sharing(self.cluster.afresh(all_nodes=every)) if every != self.cluster.many else self.cluster
+
+    def _sharing(self, other: Cluster) -> Cluster:
+        other.outcomes = self.cluster.outcomes
+        return other
+
+
+Panel = Callable[[Question], object]
+"""Returns the data of an answer. Raises ProbingError."""
+Panels = Mapping[str, Panel]
+"""Panels by the last part of their address: ``/api/NAME``."""
+
+
+def ask(question: Question, panel: Callable[[Question], T]) -> T:
+    """Returns the data of ``panel``. Raises as the panel; PartialAnswer in place of NotFound where a node that did not
+    answer may have what was asked for."""
+    try:
+        return panel(question)
+    except NotFound as e:
+        silent = silent_nodes(question.cluster, besides=(NotFound,))
+        raise (partial(e.message, silent) if silent else e) from None
+
+
+def answer(visitor: Visitor, panel: Panel, parameters: Parameters) -> bytes:
+    """Returns the answer of ``panel`` as JSON, with its contract. Raises as ``ask``."""
+    question = Question(visitor.asking(), parameters)
+    data = ask(question, panel)
+    contract = contract_of(question.cluster, visitor.lost_rows(), question.lacking)
+    return encoded({"contract": contract, "data": data})

@@ -1,0 +1,80 @@
+"""The parameters of a request: texts of bounded length, each read as what it must be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from probing.api.errors import UsageError
+from probing.client.jobs import job_named
+from probing.client.queries import Queries
+from probing.client.settings import process_id
+from probing.client.times import Interval, interval
+
+__all__ = ("Parameters",)
+
+_MOST_CHARACTERS = 4096
+_LIST = "docs/web.md lists the addresses with their parameters"
+# JSON can have them, UTF-8 cannot.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Parameters:
+    """Reads ``texts``, the parameters by name. All raise UsageError where one is missing or no such value."""
+
+    @classmethod
+    def of_json(cls, body: Mapping[str, Any]) -> Parameters:
+        """Returns the parameters that a POST has: texts, numbers and truth values of one object."""
+        plain = {name: str(int(v) if isinstance(v, bool) else v) for name, v in body.items() if not _nested(v)}
+        if len(plain) < len(body):
+            raise UsageError("a parameter is neither a text nor a number", hint=_LIST)
+        return cls(plain)
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+
+    def text(self, name: str, default: str | None = None, most: int = _MOST_CHARACTERS) -> str:
+        found = self._texts.get(name) or default
+        if found is None:
+            raise UsageError(f"the parameter {name} is missing", hint=f"add {name}=... to the address")
+        if len(found) > most:
+            raise UsageError(f"the parameter {name} has more than {most} characters", hint=_LIST)
+        if _SURROGATE.search(found):
+            raise UsageError(f"the parameter {name} is no text: it has half a character", hint=_LIST)
+        return found
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        text = self.text(name, "1" if default else "0")
+        if text not in ("0", "1"):
+            raise UsageError(f"the parameter {name} is neither 0 nor 1", hint=_LIST)
+        return text == "1"
+
+    def number(self, name: str) -> int | None:
+        """Returns a whole number from 0 on; None where the parameter is missing."""
+        text = self.text(name, "")
+        if not text:
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise UsageError(f"the parameter {name} is no number", hint="for example 7")
+        return int(text)
+
+    def pid(self) -> int:
+        return process_id(self.text("pid"))
+
+    def job(self, cluster: Queries) -> str:
+        """Returns the job that ``job`` names, as --job does. Raises NotFound as well."""
+        return job_named(cluster, self.text("job"))
+
+    def job_or_all(self, cluster: Queries) -> str | None:
+        """As ``job``; None where the parameter is missing."""
+        return self.job(cluster) if self.text("job", "") else None
+
+    def interval(self, since: str) -> Interval:
+        """Returns the interval of ``from`` and ``to``, else of ``since`` and ``until``; ``since`` is the default."""
+        begin, end = self.text("from", self.text("since", since)), self.text("to", self.text("until", ""))
+        return interval(begin, end or None)
+
+
+def _nested(value: Any) -> bool:
+    return value is None or isinstance(value, (list, dict))

@@ -1,0 +1,227 @@
+"""Who may ask, and with which rights: sessions by a random cookie, each of a visitor with connections of their own.
+
+On loopback the only visitor is the caller of ``probingctl web``, who shows the key that it printed. For a team each
+visitor shows a token of the nodes, which stays in the memory of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from probing.api.errors import Overloaded, PrivilegeError, ProbingError, Unauthenticated
+from probing.client.render.rows import rows_of
+from probing.client.web.live import Live
+from probing.client.wire.loop import wait
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
+__all__ = ("Door", "KeyDoor", "Sessions", "TokenDoor", "Visitor")
+
+T = TypeVar("T")
+# Questions of one visitor at once, and of all; how long one waits for its place, s.
+_AT_ONCE = 4
+_THREADS = 24
+_WAIT_S = 15.0
+_MOST_STREAMS = 16
+_LOST = 'SELECT sum("count") AS lost FROM probing.losses WHERE ts > now() - INTERVAL 10 MINUTE'
+_LOST_EVERY_S, _LOST_S = 30.0, 5.0
+
+
+class Visitor:
+    """Asks nodes with the rights of one person; belongs to one event loop."""
+
+    def __init__(self, cluster: Cluster, threads: CapacityLimiter) -> None:
+        self.live = Live(cluster)
+        self._cluster = cluster
+        self._threads = threads
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._streams = 0
+        self._lost: int | None = None
+        self._lost_at = float("-inf")
+        self._losing = threading.Lock()
+
+    def asking(self) -> Cluster:
+        """Returns the cluster for one question."""
+        return self._cluster.afresh()
+
+    async def work(self, work: Callable[[], T]) -> T:
+        """Runs ``work`` in a thread. Raises Overloaded where the visitor's other questions take all places for long."""
+        try:
+            await asyncio.wait_for(self._places.acquire(), _WAIT_S)
+        except asyncio.TimeoutError:
+            raise Overloaded(f"{_AT_ONCE} of your questions are still being answered") from None
+        try:
+            return await to_thread.run_sync(work, limiter=self._threads)
+        finally:
+            self._places.release()
+
+    def enter_stream(self) -> None:
+        """Takes one of the places of streams, which ``leave_stream`` gives back. Raises Overloaded."""
+        if self._streams >= _MOST_STREAMS:
+            raise Overloaded(f"{_MOST_STREAMS} live views of yours are open", hint="close a tab")
+        self._streams += 1
+
+    def leave_stream(self) -> None:
+        self._streams -= 1
+
+    def lost_rows(self) -> int | None:
+        """Returns how many rows the nodes lost lately, at most half a minute ago; None where that is not known.
+
+        For any thread.
+        """
+        with self._losing:
+            if time.monotonic() - self._lost_at < _LOST_EVERY_S:
+                return self._lost
+            self._lost_at = time.monotonic()
+        try:
+            cluster = self.asking()
+            cluster.timeout = min(cluster.timeout, _LOST_S)
+            (row,) = rows_of(cluster.query(_LOST))
+            self._lost = int(row["lost"] or 0)
+        except ProbingError:
+            self._lost = None
+        return self._lost
+
+    def close(self) -> None:
+        self.live.close()
+        self._cluster.close()
+
+
+class KeyDoor:
+    """Admits whoever shows ``key``, as the caller of ``probingctl web``."""
+
+    login = "key"
+
+    def __init__(self, cluster: Cluster, key: str) -> None:
+        self._key = key
+        self._visitor = Visitor(cluster, CapacityLimiter(_THREADS))
+
+    async def admit(self, secret: str) -> Visitor:
+        """Returns the caller. Raises Unauthenticated for another key."""
+        if not hmac.compare_digest(secret.encode("utf-8", "replace"), self._key.encode()):
+            raise Unauthenticated("the key is wrong", hint="open the address that `probingctl web` printed")
+        return self._visitor
+
+    def gone(self, visitor: Visitor) -> None:
+        """Does nothing: the caller may come again."""
+        del visitor
+
+
+# As docs/security.md has it of tokens; a shorter one is worth no question.
+_SHORTEST, _LONGEST = 16, 4096
+_CHECK_S = 5.0
+_MOST_VISITORS = 64
+
+
+class TokenDoor:
+    """Admits whoever shows a token that the target takes. ``make`` returns the cluster of a token."""
+
+    login = "token"
+
+    def __init__(self, make: Callable[[str], Cluster]) -> None:
+        self._make = make
+        self._threads = CapacityLimiter(_THREADS)
+        self._visitors: dict[bytes, Visitor] = {}
+        self._checks = asyncio.Semaphore(4)
+
+    async def admit(self, secret: str) -> Visitor:
+        """Returns the visitor with the token ``secret``. Raises Unauthenticated where the target does not take it, the
+        error of a target that does not answer, and Overloaded."""
+        if not (
+            _SHORTEST <= len(secret) <= _LONGEST and secret.isascii() and secret.isprintable() and " " not in secret
+        ):
+            raise Unauthenticated("this is no token", hint="it has 16 to 4,096 visible characters")
+        cluster = self._make(secret)
+        try:
+            async with self._checks:
+                await to_thread.run_sync(_check, cluster)
+        except PrivilegeError:
+            cluster.close()
+            raise Unauthenticated("the node does not take this token", hint="ask who runs probingd for one") from None
+        except BaseException:
+            cluster.close()
+            raise
+        # One visitor for all browsers of a token: its nodes are asked once for the live view.
+        name = hashlib.sha256(secret.encode()).digest()
+        if name in self._visitors:
+            cluster.close()
+        elif len(self._visitors) >= _MOST_VISITORS:
+            cluster.close()
+            raise Overloaded(f"{_MOST_VISITORS} visitors are here")
+        else:
+            self._visitors[name] = Visitor(cluster, self._threads)
+        return self._visitors[name]
+
+    def gone(self, visitor: Visitor) -> None:
+        """Forgets a visitor who has no session any more."""
+        self._visitors = {name: one for name, one in self._visitors.items() if one is not visitor}
+        visitor.close()
+
+
+def _check(cluster: Cluster) -> None:
+    wait(cluster.node(cluster.target).status(_CHECK_S))
+
+
+_IDLE_S = 12 * 3600.0
+_MOST_OF_ONE = 32
+Door = KeyDoor | TokenDoor
+
+
+class Sessions:
+    """The sessions of visitors by the value of their cookie, each until it is not used for twelve hours."""
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+        self._known: dict[str, tuple[Visitor, float]] = {}
+
+    def visitor(self, cookie: str | None) -> Visitor:
+        """Returns the visitor whose cookie it is. Raises Unauthenticated."""
+        self._sweep()
+        if cookie is None or not self.use(cookie):
+            how = "open the address that `probingctl web` printed" if self.door.login == "key" else "log in"
+            raise Unauthenticated("your session has ended" if cookie else "you are not logged in", hint=how)
+        return self._known[cookie][0]
+
+    def use(self, cookie: str) -> bool:
+        """Returns whether there is a session of this cookie, and counts it as used now."""
+        known = self._known.get(cookie)
+        if known is not None:
+            self._known[cookie] = known[0], time.monotonic()
+        return known is not None
+
+    async def begin(self, secret: str) -> str:
+        """Returns the cookie of a new session. Raises as ``admit`` of the door."""
+        visitor = await self.door.admit(secret)
+        own = [cookie for cookie, (one, _) in self._known.items() if one is visitor]
+        for cookie in sorted(own, key=lambda one: self._known[one][1])[: max(0, len(own) - _MOST_OF_ONE + 1)]:
+            del self._known[cookie]
+        cookie = secrets.token_urlsafe(32)
+        self._known[cookie] = visitor, time.monotonic()
+        return cookie
+
+    def end(self, cookie: str | None) -> None:
+        """Ends a session, if there is one."""
+        known = self._known.pop(cookie, None) if cookie is not None else None
+        if known is not None and all(one is not known[0] for one, _ in self._known.values()):
+            self.door.gone(known[0])
+
+    def close(self) -> None:
+        """Ends all sessions, and what is done for their visitors."""
+        for visitor in {id(one): one for one, _ in self._known.values()}.values():
+            visitor.close()
+        self._known.clear()
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        for cookie in [cookie for cookie, (_, used) in self._known.items() if now - used > _IDLE_S]:
+            self.end(cookie)

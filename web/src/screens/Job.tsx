@@ -1,0 +1,113 @@
+/** A job: its finding first, then its ranks, who waits for whom, step times, balance, earlier findings. */
+import { useEffect } from "preact/hooks";
+import { url } from "../api.ts";
+import { words } from "../i18n/index.ts";
+import { BalanceBars } from "../job/BalancePanel.tsx";
+import { FindingHead, FindingRest, Others, SameByCommand, StackPair, Who, WhoInBrief } from "../job/Finding.tsx";
+import { History } from "../job/History.tsx";
+import { RankGrid } from "../job/RankGrid.tsx";
+import { StepsChart } from "../job/StepsPanel.tsx";
+import { WaitsGraph } from "../job/WaitsPanel.tsx";
+import { useAsked, useLive } from "../live.ts";
+import { StateBadge } from "../parts/Badge.tsx";
+import { ContractLine } from "../parts/Contract.tsx";
+import { Body, Empty, Loading, Panel, Trouble } from "../parts/Panel.tsx";
+import { visible } from "../text/escape.ts";
+import { capital, rate } from "../text/format.ts";
+import type { Balance, Finding, HistoryRow, JobEvent, Steps, Waits } from "../types.ts";
+
+const SELDOM_MS = 30_000;
+
+export function Job({ job }: { job: string }) {
+  const w = words.value;
+  const live = useLive<JobEvent>("live/job", "job", { job });
+  const brief = live?.job?.finding ?? null;
+  const diagnosed = useAsked<Finding>("diagnose", { job }, SELDOM_MS, brief?.finding_id ?? "");
+  const found = diagnosed.answer?.data;
+  const finding = found?.verdict ? found : null;
+  const hangs = brief !== null || (finding?.victims.length ?? 0) > 0;
+  const waits = useAsked<Waits>(hangs ? "waits" : null, { job }, SELDOM_MS / 2, brief?.finding_id ?? "");
+  const steps = useAsked<Steps>("steps", { job, since: "10m" }, SELDOM_MS);
+  const balance = useAsked<Balance[]>("balance", { job, since: "5m" }, SELDOM_MS);
+  const history = useAsked<HistoryRow[]>("history", { job }, 0, brief?.finding_id ?? "");
+  const culprits = finding?.culprits.flatMap((culprit) => (culprit.rank === null ? [] : [culprit.rank])) ?? brief?.culprits ?? [];
+  const victims = finding?.victims ?? brief?.victims ?? [];
+  const sentence = brief?.sentence ?? finding?.sentence;
+  useEffect(() => {
+    document.title = `${sentence ? visible(capital(sentence), 120) : visible(job, 80)} · probing`;
+  }, [sentence, job]);
+  return (
+    <>
+      {(live?.notes ?? []).slice(0, 10).map((note) => (
+        <p class="note">▲ {visible(note, 500)}</p>
+      ))}
+      <section class="finding panel" aria-label={w.finding.title}>
+        {finding || brief ? <FindingHead finding={finding} brief={brief} /> : diagnosed.error ? <Trouble error={diagnosed.error} again={diagnosed.again} /> : <Loading />}
+        {diagnosed.error && (finding || brief) ? <Trouble error={diagnosed.error} again={diagnosed.again} /> : null}
+        {finding ? (
+          <>
+            {finding.culprits.length || finding.victims.length ? <Who finding={finding} /> : null}
+            <StackPair finding={finding} />
+            <FindingRest finding={finding} />
+            <Others finding={finding} />
+          </>
+        ) : brief ? (
+          <>
+            <WhoInBrief brief={brief} job={job} />
+            {diagnosed.error ? null : <Loading />}
+          </>
+        ) : null}
+        <p class="finding-foot">
+          <SameByCommand job={job} />
+          <a href={url("finding.html", { job })} download={`finding-${job.replace(/[^\w.-]+/g, "_")}.html`}>
+            {w.finding.mail}
+          </a>
+        </p>
+        {diagnosed.answer ? <ContractLine contract={diagnosed.answer.contract} /> : null}
+      </section>
+      <div class="columns">
+        <div>
+          <Panel title={w.grid.title} contract={live?.contract} live actions={live?.job ? <JobFacts live={live} /> : null}>
+            {live ? live.job ? <RankGrid job={job} ranks={live.ranks} culprits={culprits} victims={victims} /> : <Empty title={w.grid.none} /> : <Loading />}
+          </Panel>
+          {hangs ? (
+            <Panel title={w.waits.title} contract={waits.answer?.contract} error={waits.error} again={waits.again}>
+              <Body of={waits.answer?.data} error={waits.error}>
+                {(data) => <WaitsGraph waits={data} culprits={culprits} />}
+              </Body>
+            </Panel>
+          ) : null}
+          <Panel title={w.finding.history} contract={history.answer?.contract} error={history.error} again={history.again}>
+            <Body of={history.answer?.data} error={history.error}>
+              {(rows) => <History rows={rows} />}
+            </Body>
+          </Panel>
+        </div>
+        <div>
+          <Panel title={w.steps.title} contract={steps.answer?.contract} error={steps.error} again={steps.again}>
+            <Body of={steps.answer?.data} error={steps.error}>
+              {(data) => <StepsChart steps={data} />}
+            </Body>
+          </Panel>
+          <Panel title={w.balance.title} contract={balance.answer?.contract} error={balance.error} again={balance.again}>
+            <Body of={balance.answer?.data} error={balance.error}>
+              {(data) => (data.length ? data.slice(0, 3).map((one) => <BalanceBars balance={one} job={job} />) : <p class="soft">{w.balance.none}</p>)}
+            </Body>
+          </Panel>
+        </div>
+      </div>
+    </>
+  );
+}
+
+function JobFacts({ live }: { live: JobEvent }) {
+  const { job } = live;
+  if (!job) return null;
+  return (
+    <span class="job-facts">
+      <StateBadge state={job.state} />
+      <span>{job.world_size === null ? job.ranks : words.value.jobs.of(job.ranks, job.world_size)} {words.value.jobs.ranks.toLowerCase()}</span>
+      {job.steps_per_s === null ? null : <span>{rate(job.steps_per_s)}</span>}
+    </span>
+  );
+}

@@ -1,0 +1,251 @@
+/** What the server of the page answers; docs/json.md has the shapes of each command. */
+
+export interface Failure {
+  node: string | null;
+  error: string;
+}
+
+export interface Contract {
+  asked: number;
+  answered: number;
+  failures: Failure[];
+  at: string;
+  lost_rows: number | null;
+  clock_error_ns: number | null;
+}
+
+export interface Answer<T> {
+  contract: Contract;
+  data: T;
+}
+
+export interface Session {
+  target: string;
+  all_nodes: boolean;
+  user: string | null;
+  version: string;
+  can: string[] | null;
+  languages: string[];
+  login_needed: boolean;
+  /** What a visitor shows: the key of the printed address, or a token. */
+  login?: "key" | "token" | null;
+}
+
+export type Severity = "error" | "warning" | "note";
+
+export interface FindingBrief {
+  finding_id: string;
+  verdict: string;
+  severity: Severity | null;
+  sentence: string;
+  opened: string | null;
+  /** Numbers of ranks. */
+  culprits: number[];
+  victims?: number[];
+}
+
+export interface JobLine {
+  job: string;
+  run: string;
+  state: string;
+  ranks: number;
+  world_size: number | null;
+  nodes: string[];
+  steps_per_s: number | null;
+  steps_series: (number | null)[];
+  finding: FindingBrief | null;
+  ended?: string | null;
+}
+
+/** The event `jobs` of /api/live/jobs. */
+export interface JobsEvent {
+  contract: Contract;
+  notes: string[];
+  jobs: JobLine[];
+}
+
+/** The event `job` of /api/live/job. */
+export interface JobEvent {
+  contract: Contract;
+  notes?: string[];
+  job: JobLine | null;
+  ranks: Columns;
+}
+
+export interface Frame {
+  func: string;
+  file: string;
+  lineno: number | null;
+  frame_type: string;
+  locals?: Local[];
+}
+
+export interface Local {
+  name: string;
+  type: string;
+  value: string | null;
+  reason?: string | null;
+}
+
+export interface Thread {
+  node: string;
+  job?: string | null;
+  run?: string | null;
+  rank: number | null;
+  pid: number;
+  tid: number;
+  thread: string;
+  trains?: boolean;
+  state: string | null;
+  gil: boolean | null;
+  complete?: boolean;
+  frames: Frame[];
+  native_missing?: string | null;
+}
+
+export interface FindingStack extends Thread {
+  role: "culprit" | "victim";
+  since: string | null;
+  moving: boolean | null;
+}
+
+export interface Culprit {
+  rank: number | null;
+  node: string | null;
+  pid: number | null;
+  why: string;
+  activity?: string | null;
+}
+
+export interface Finding {
+  finding_id?: string;
+  job: string;
+  run: string;
+  taken?: string | null;
+  verdict: string;
+  severity: Severity | null;
+  confidence: number;
+  sentence: string;
+  culprits: Culprit[];
+  victims: number[];
+  since: string | null;
+  evidence: string[];
+  missing: string[];
+  refuted_by: string[];
+  next_steps: string[];
+  advice?: { action: string; nodes: string[]; reason: string } | null;
+  ends?: { at: string; by: string } | null;
+  stacks: FindingStack[];
+  others?: Finding[];
+}
+
+export interface HistoryRow {
+  finding_id: string;
+  ts: string;
+  job: string;
+  run: string;
+  verdict: string;
+  severity: Severity;
+  state: string;
+  sentence: string;
+  opened: string | null;
+  closed: string | null;
+}
+
+/** An operation in flight: lists of ranks as ranges, those in it and those that it lacks. */
+export interface PendingOperation {
+  comm: string | number;
+  comm_name: string | null;
+  seq: number | null;
+  op: string;
+  age_ns: number | null;
+  waiters: string;
+  awaited: string;
+  unknown: string;
+}
+
+export interface Waits {
+  ranks: { rank: number; node: string; pid: number }[];
+  operations: PendingOperation[];
+}
+
+export interface Steps {
+  ranks: (number | { rank: number })[];
+  steps: number[];
+  duration_ns: (number | null)[][];
+}
+
+export interface BalanceRank {
+  rank: number;
+  node: string;
+  pid: number;
+  steps: number;
+  step_ns: number | null;
+  compute: number | null;
+  communication: number | null;
+  wait: number | null;
+  io: number | null;
+  last_share: number | null;
+}
+
+export interface Balance {
+  job: string;
+  run: string;
+  uneven: number | null;
+  sentences: string[];
+  ranks: BalanceRank[];
+  roles: { role: string; comms: number; ranks: number; communication: number | null; wait: number | null; last: number | null; last_share: number | null }[];
+}
+
+/** A table: names of columns, and rows in their order. */
+export interface Columns {
+  columns: string[];
+  rows: unknown[][];
+}
+
+export type Row = Record<string, unknown>;
+
+export interface RankPage {
+  process: Row | null;
+  ops: Row[];
+  in_flight: Row[];
+  findings: HistoryRow[];
+  logs: Row[];
+  series: Record<string, { t: number[]; v: (number | null)[]; unit: string }>;
+}
+
+export interface QueryResult {
+  columns: { name: string; type: string }[];
+  rows: unknown[][];
+  truncated: boolean;
+  warnings: string[];
+}
+
+export interface TableDoc {
+  table: string;
+  doc: string;
+  columns: { name: string; type: string; doc: string }[];
+}
+
+export interface ProfileNode {
+  name: string;
+  value: number;
+  ranks?: string | null;
+  base?: number | null;
+  children?: ProfileNode[];
+}
+
+export interface MergedTree {
+  job: string;
+  thread: string;
+  ranks: number[];
+  threads: number;
+  children: MergedFrame[];
+}
+
+export interface MergedFrame extends Frame {
+  ranks: number[];
+  threads: number;
+  complete: boolean;
+  children: MergedFrame[];
+}
