@@ -16,7 +16,7 @@ export function RankTable({ job, rows }: { job: string; rows: readonly RankRow[]
   const sorted = troubleFirst(rows);
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label={w.grid.title}>
-      <table>
+      <table class="ranks">
         <thead>
           <tr>
             <th scope="col" class="number">{w.columns["rank"]}</th>

@@ -125,6 +125,7 @@ function Signs({ scene }: { scene: Scene }) {
       {scene.gaps.length ? <span><i class="swatch sign-lost" aria-hidden="true" /> {w.lost} ({scene.gaps.length})</span> : null}
       {scene.markers.length ? <span><i class="swatch sign-finding" aria-hidden="true">▼</i> {w.finding}</span> : null}
       {scene.clockError === null ? null : <span>{w.clock(duration(scene.clockError * 1e3))}</span>}
+      {scene.columns.comms.length > 1 ? <span><i class="swatch several" aria-hidden="true" /> {w.several}</span> : null}
       {scene.columns.comms.slice(0, 8).map((comm, index) => (
         <span><i class={`swatch comm-${index}`} aria-hidden="true" /> {visible(comm, 40)}</span>
       ))}

@@ -51,6 +51,15 @@ export function bytes(size: Maybe): string {
   return unit === 0 ? `${Math.round(value)} B` : `${three(value)} ${units[unit]}`;
 }
 
+/** Returns 1e9 bits a second as `5.26 kb/s`. */
+export function bitRate(gbps: Maybe): string {
+  if (!known(gbps)) return UNKNOWN;
+  const units = ["b/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"];
+  let [value, unit] = [gbps * 1e9, 0];
+  while (Math.abs(value) >= 999.5 && unit < units.length - 1) [value, unit] = [value / 1000, unit + 1];
+  return unit === 0 ? `${Math.round(value)} b/s` : `${three(value)} ${units[unit]}`;
+}
+
 /** Returns a number with thousands apart, and at most three digits behind the point. */
 export function number(value: Maybe, digits = 3): string {
   if (!known(value)) return UNKNOWN;
