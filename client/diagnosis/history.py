@@ -84,7 +84,7 @@ def show_finding(settings: Settings, cluster: Cluster, name: str, job: str | Non
     if is_page(settings):
         from probing.client.diagnosis.finding_rows import diagnosis_of
 
-        write_page(settings, [diagnosis_of(row) for row in rows])
+        write_page(settings, [diagnosis_of(row) for row in rows], [_head(row) for row in rows])
         return
     width = terminal_width() if settings.output is None else None
     text = "\n".join(_page(row, width) for row in rows) if settings.format == "table" else ""
@@ -136,7 +136,10 @@ def _page(row: Row, width: int | None) -> str:
     from probing.client.diagnosis.finding_rows import diagnosis_of
     from probing.client.diagnosis.page import people
 
-    lasted = "still open" if row["state"] == "open" else f"closed {clock(row['closed'])}, {_lasted(row)}"
-    head = f"finding {row['finding_id']}  opened {clock(row['opened'])}, {lasted}; by node {row['found_by'] or '?'}"
-    lines = "".join(line + "\n" for line in wrapped(escape(head), width))
+    lines = "".join(line + "\n" for line in wrapped(escape(_head(row)), width))
     return lines + people([diagnosis_of(row)], width)
+
+
+def _head(row: Row) -> str:
+    lasted = "still open" if row["state"] == "open" else f"closed {clock(row['closed'])}, {_lasted(row)}"
+    return f"finding {row['finding_id']}  opened {clock(row['opened'])}, {lasted}; by node {row['found_by'] or '?'}"

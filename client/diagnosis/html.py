@@ -56,12 +56,12 @@ POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form
 _NOBODY = "No training job was found."
 
 
-def finding_page(diagnoses: Sequence[Diagnosis]) -> str:
-    """Returns the page of ``diagnoses``, the worst first."""
+def finding_page(diagnoses: Sequence[Diagnosis], heads: Sequence[str] = ()) -> str:
+    """Returns the page of ``diagnoses``, the worst first; ``heads``: a line above each, or none."""
     sections: list[str] = []
     size, left_out = 0, 0
-    for diagnosis in diagnoses:
-        section = "".join(_section(content(diagnosis), diagnosis.facts))
+    for diagnosis, head in zip(diagnoses, heads or [""] * len(diagnoses), strict=True):
+        section = "".join(_section(content(diagnosis), diagnosis.facts, head))
         if size + len(section.encode()) > MAX_BYTES - 20_000:
             left_out += 1
             continue
@@ -80,8 +80,9 @@ def finding_page(diagnoses: Sequence[Diagnosis]) -> str:
     )
 
 
-def _section(said: Content, facts: Facts) -> Iterator[str]:
-    yield f'<section><h1 class="{_text(said.severity)}">{_text(said.sentence)}</h1>\n'
+def _section(said: Content, facts: Facts, head: str) -> Iterator[str]:
+    yield "<section>" + (f'<p class="about">{_text(head)}</p>\n' if head else "")
+    yield f'<h1 class="{_text(said.severity)}">{_text(said.sentence)}</h1>\n'
     yield f'<p class="about">{_text(said.about)}</p>\n'
     for title, texts in said.before:
         yield from _list(title, texts)

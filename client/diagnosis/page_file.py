@@ -21,8 +21,8 @@ def is_page(settings: Settings) -> bool:
     return settings.output is not None and not settings.named and settings.output.name.lower().endswith(PAGES)
 
 
-def write_page(settings: Settings, diagnoses: Sequence[Diagnosis]) -> None:
-    """Writes the page of ``diagnoses`` to the file that ``-o`` names."""
+def write_page(settings: Settings, diagnoses: Sequence[Diagnosis], heads: Sequence[str] = ()) -> None:
+    """Writes the page of ``diagnoses`` to the file that ``-o`` names; ``heads``: as for ``finding_page``."""
     from probing.client.diagnosis.html import finding_page
 
-    write_bytes(settings, finding_page(diagnoses).encode(), "html", on_terminal=False)
+    write_bytes(settings, finding_page(diagnoses, heads).encode(), "html", on_terminal=False)

@@ -1,7 +1,7 @@
 """Writes a timeline in Chrome's Trace Event Format, as a JSON object, which Perfetto's UI opens as well.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. A process of it is a rank, or a node
-with its counters; a thread is a communicator, the steps, or a thread. ``ts`` is µs since ``baseTimeNanoseconds``.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Its processes are ranks, and nodes with
+their counters; its threads are communicators, steps and threads of a rank. ``ts`` is µs since ``baseTimeNanoseconds``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FINDINGS, _FIRST_NODE = 0, 1 << 24
 
 
 def write_chrome(timeline: Timeline, sink: IO[bytes]) -> None:
-    """Writes ``timeline`` to ``sink`` while it is read. Raises what its reading does."""
+    """Writes the trace of ``timeline`` to ``sink`` while rows are read. Raises what ``Timeline.operations`` does."""
     writer = _Writer(timeline, sink)
     writer.begin()
     writer.steps()
@@ -64,7 +64,7 @@ class _Writer:
         )
 
     def end(self) -> None:
-        """Writes the last event, which no comma follows, and what is known at the end."""
+        """Writes the last event, without a comma behind it, and the facts that were counted while rows were read."""
         for index in range(len(self._names.processes)):
             self._process(index)
         last = {"ph": "M", "name": "process_name", "pid": _FINDINGS, "tid": 0, "args": {"name": "findings"}}
@@ -309,7 +309,7 @@ class _Writer:
 
 
 def _nested(frames: Mapping[tuple[Frame, ...], int]) -> list[tuple[dict[str, str], int]]:
-    """Returns the stackFrames of the format, with their numbers: each names its caller."""
+    """Returns the entries of stackFrames with their numbers; each names its caller."""
     entries = []
     for stack, number in frames.items():
         frame = stack[-1]
@@ -320,6 +320,6 @@ def _nested(frames: Mapping[tuple[Frame, ...], int]) -> list[tuple[dict[str, str
 
 
 def _named(values: Ints, text_of: Callable[[int], str]) -> tuple[list[str], Ints]:
-    """Returns ``text_of`` each distinct value, and the place of each value's text."""
+    """Returns a text for each distinct value, and for each row the place of its text."""
     distinct, where = encoded(pa.array(values))
     return [text_of(value) for value in distinct], where

@@ -44,7 +44,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def shown(text: object, limit: int = _MOST_CHARACTERS) -> str:
-    """Returns a text of a row as it is shown: on one line of at most ``limit`` characters, empty for NULL."""
+    """Returns a text of a row, escaped, on one line of at most ``limit`` characters; empty for NULL."""
     return "" if text is None else escape(str(text), limit)
 
 
@@ -60,7 +60,7 @@ def reals(column: pa.Array[Any]) -> npt.NDArray[np.float64]:
 
 
 def encoded(column: pa.Array[Any]) -> tuple[list[Any], Ints]:
-    """Returns the distinct values of a column without NULL, and the place in them of each row."""
+    """Returns the distinct values of a column without NULL, and for each row the place of its value."""
     coded: Any = column.dictionary_encode()
     return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), np.int64)
 
@@ -90,7 +90,7 @@ def mixed(*columns: Ints) -> Ints:
 
 
 class Entries(Generic[T]):
-    """The distinct values of a kind in the order of first sight, at most ``most``: the last of them is ``other``."""
+    """The distinct values of a kind, in the order of first sight. Values beyond ``most`` share the entry ``other``."""
 
     def __init__(self, most: int, other: T) -> None:
         self.values: list[T] = []
@@ -126,7 +126,8 @@ class Coder:
 
     def codes(self, column: pa.Array[Any]) -> Ints:
         """Returns the index of each text; NULL has that of the empty text."""
-        given: Any = column
+        # A node may send words as a dictionary.
+        given: Any = column.cast(pa.string())
         filled: Any = pc.fill_null(given, "")
         texts, where = encoded(filled)
         return np.array([self.entries.index(shown(text, self._limit)) for text in texts], np.int64)[where]

@@ -105,7 +105,10 @@ class _Page:
 
     def operations(self, rows: Operations) -> _Section:
         """``rank``, ``comm``, ``op``, ``state``, ``evidence``, ``error`` (places), ``seq``, ``bytes``, ``step`` (-1:
-        not known), and when it was called, started, and was done: not before ``done_lo``, at ``done_hi`` certainly."""
+        not known), ``call``, ``start``, ``done_lo`` and ``done_hi``: the operation ended between the two, or,
+        where both are NaN, has not ended."""
+        # It was not done before its call; without both times an operation has not ended.
+        unseen = (rows.done_lo == UNKNOWN) & (rows.done_hi == UNKNOWN)
         return {
             "rank": rows.process.astype("<u4"),
             "comm": rows.comm.astype("<u2"),
@@ -113,7 +116,7 @@ class _Page:
             "seq": _real(rows.seq),
             "call": self._us(rows.call),
             "start": self._us(rows.start),
-            "done_lo": self._us(rows.done_lo),
+            "done_lo": self._us(np.where(unseen, rows.call, rows.done_lo)),
             "done_hi": self._us(np.where(rows.done_hi == SPANNING, UNKNOWN, rows.done_hi)),
             "bytes": _real(rows.size),
             "state": rows.state.astype("<u1"),
@@ -150,7 +153,7 @@ class _Page:
         }
 
     def findings(self) -> _Section:
-        """``start`` and ``end`` (NaN: it is open), in the order of the dictionary."""
+        """``start`` and ``end`` (NaN: the finding is open), in the order of the dictionary."""
         findings = self._timeline.findings
         return {
             "start": self._us(np.array([finding.begin for finding in findings], np.int64)),

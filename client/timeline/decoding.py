@@ -35,7 +35,7 @@ _WORD = 64
 
 
 class Dictionaries:
-    """What the columns of a timeline refer to by index, in the order of first sight.
+    """The processes, communicators, texts and so on that columns of a timeline refer to by index.
 
     ``ahead``: by how many ns the clocks of nodes are ahead of ours; it is taken off all times.
     """
@@ -58,12 +58,12 @@ class Dictionaries:
         return np.array([comm.size for comm in self.comms.values], np.int64)
 
     def label(self, process: int) -> str:
-        """Returns such as ``rank 3 (pid 1234)``."""
+        """Returns the name of a process, such as ``rank 3 (pid 1234)``."""
         _, _, pid, _, rank = self.processes.values[process]
         return f"pid {pid}" if rank is None else f"rank {rank} (pid {pid})"
 
     def title(self, comm: int) -> str:
-        """Returns such as ``default_pg (gloo, 8 ranks)``."""
+        """Returns the name of a communicator, such as ``default_pg (gloo, 8 ranks)``."""
         _, identity, name, backend, size = self.comms.values[comm]
         ranks = f", {size} ranks" if size else ""
         return f"{name or identity} ({backend}{ranks})"

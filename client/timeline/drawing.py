@@ -16,10 +16,10 @@ SLICE, FLYING, POINT = 0, 1, 2
 
 @dataclass(slots=True)
 class Drawn(Columns):
-    """``kind``: SLICE, FLYING (it has not ended), POINT (its end is not done at all).
+    """``kind``: SLICE; FLYING, the operation has not ended; or POINT, nothing is known of its end.
 
-    It goes from ``begin`` to ``end``. Until ``waited`` it waited for the rank that called last; its end lies between
-    ``doubt`` and ``end``; both are UNKNOWN where there is no such part.
+    The operation goes from ``begin`` to ``end``. Until ``waited`` it waited for the rank that called last. It ended
+    between ``doubt`` and ``end``. Either is UNKNOWN where there is no such part.
     """
 
     kind: Ints
@@ -30,10 +30,10 @@ class Drawn(Columns):
 
 
 def drawn(rows: Operations, errors: Ints, nodes: Ints) -> Drawn:
-    """Returns how ``rows`` are drawn. By process: ``errors``, how wrong the clock of its node may be (ns), and
-    ``nodes``, the number of its node.
+    """Returns how ``rows`` are drawn. ``errors`` and ``nodes`` have, for each process, by how many ns the clock of its
+    node may be wrong, and the number of its node.
 
-    A wait that is shorter than the errors of both clocks is not drawn.
+    A wait for a rank of another node that is shorter than the errors of both clocks is not drawn.
     """
     begin = rows.call
     done = np.where(rows.done_hi != UNKNOWN, rows.done_hi, rows.done_lo)

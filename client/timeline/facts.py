@@ -15,7 +15,7 @@ _SEEN = "seen from outside of the processes by probingd; docs/timeline.md says h
 
 
 def about(timeline: Timeline) -> Iterator[tuple[str, str | int]]:
-    """Yields keys and values, when all has been read."""
+    """Yields facts about ``timeline`` as keys and values; ask when all rows have been read."""
     yield "written_by", program()
     yield "evidence", _SEEN
     yield "job", shown(timeline.job)

@@ -1,8 +1,8 @@
 """Writes a timeline as files of PyTorch's profiler (Kineto), one for each rank, for Holistic Trace Analysis.
 
-HTA reads kernels on streams, the calls that launched them, and ``ProfilerStep#N``. There are no kernels here: an
-operation whose end is known to a tenth of its length stands for one, from its start to its end, in a category of our
-own. Its name begins with ``ncclKernel``, by which HTA knows communication, and says that it is seen from the host.
+HTA reads kernels on streams, the calls that launched them, and ``ProfilerStep#N``. No kernel is seen from the host, so
+an operation stands for a kernel, from its start to its end, where the end is known to a tenth of its length. Its name
+begins with ``ncclKernel``, which HTA takes for communication, and says, as its category does, where it is seen from.
 https://github.com/facebookresearch/HolisticTraceAnalysis (0.5.0: hta/common/trace.py, hta/analyzers/straggler.py).
 """
 
@@ -32,10 +32,10 @@ _SHARPNESS = 10
 
 
 def write_kineto(timeline: Timeline, directory: Path) -> list[Path]:
-    """Writes a file for each rank into ``directory`` while ``timeline`` is read; returns their paths.
+    """Writes a file for each rank into ``directory`` while rows are read; returns the paths of the files.
 
     Where the range has several runs of the job, each has a directory of its own. Processes without a rank are left out.
-    Raises what the reading does, and OSError.
+    Raises what ``Timeline.operations`` does, and OSError.
     """
     files = _Files(timeline, directory)
     exact, called = timeline.names.timings.code("exact"), 0
@@ -118,7 +118,7 @@ def _operation_lines(timeline: Timeline, rows: Operations, called: int) -> Any:
 
 
 def _kernel(op: str, backend: str) -> str:
-    """Returns such as ``ncclKernel_AllReduce (gloo, seen from the host)``."""
+    """Returns the name of a kernel, such as ``ncclKernel_AllReduce (gloo, seen from the host)``."""
     camel = "".join(part.capitalize() for part in op.split("_"))
     return f"ncclKernel_{camel} ({backend}, seen from the host)"
 

@@ -13,7 +13,7 @@ __all__ = ("awaited", "steps_at")
 
 
 def awaited(parts: Iterable[Operations], sizes: Callable[[], Ints]) -> Iterator[Operations]:
-    """Yields ``parts``, which follow each other in time, with ``last_call`` and ``last``.
+    """Yields ``parts`` with ``last_call`` and ``last`` filled in. Parts follow each other in time.
 
     ``sizes`` returns the number of ranks of each communicator, 0 where it is not known. The rows of one operation may
     lie in parts that follow each other.

@@ -35,7 +35,7 @@ _TIMES = {"at", "begin", "doubt", "end", "waited"}
 
 
 def write_perfetto(timeline: Timeline, sink: IO[bytes]) -> None:
-    """Writes ``timeline`` to ``sink`` while it is read. Raises what its reading does."""
+    """Writes the trace of ``timeline`` to ``sink`` while rows are read. Raises what ``Timeline.operations`` does."""
     writer = _Writer(timeline, Trace(sink, timeline.begin))
     writer.steps()
     for operations in timeline.operations():
@@ -273,6 +273,6 @@ def _flow(comm: Ints, seq: Ints) -> Ints:
 
 
 def _numbered(values: Ints, number_of: Callable[[int], int]) -> Ints:
-    """Returns ``number_of`` each value; it is called once for each distinct one."""
+    """Returns a number for each value; ``number_of`` is called once for each distinct value."""
     distinct, where = encoded(pa.array(values))
     return np.array([number_of(value) for value in distinct], np.int64)[where]

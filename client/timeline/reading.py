@@ -1,7 +1,7 @@
 """Reads a range of time of a job from all nodes: operations, steps, samples, counters, findings, and what is missing.
 
 Operations, samples and counters are read in slices of bounded size, so that the memory does not grow with their number.
-Times are UTC ns by our clock: what each node's clock is ahead, as its answers bound it, is taken off.
+Times are UTC ns by our clock: the offset of each node's clock is subtracted.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Timeline:
     """The range from ``begin`` to before ``end``, UTC ns by our clock, of ``job``.
 
     ``operations``, ``samples`` and ``counters`` read rows while they are iterated over, and add to ``names``, the
-    dictionaries that columns refer to. ``losses_of_job`` yields what was missing until then.
-    ``rows`` counts what was read, of about ``expected``, and ``counts`` does so by section. ``notes`` say what else is
-    left out.
+    dictionaries that columns refer to. ``losses_of_job`` yields the gaps that were seen until then. ``rows`` is the
+    number of rows that were read, of about ``expected``; ``counts`` has it by section. ``notes`` say what else is left
+    out.
     """
 
     def __init__(self, cluster: Cluster, job: str, begin: int, end: int, *, present: bool) -> None:
@@ -204,7 +204,7 @@ class Timeline:
         return max(0, self.expected - self.rows)
 
     def errors(self) -> tuple[Ints, Ints]:
-        """Returns of each process how wrong the clock of its node may be, ns, and the number of its node.
+        """Returns, for each process, by how many ns the clock of its node may be wrong, and the number of its node.
 
         A clock that was not compared may be wrong by any time.
         """
@@ -224,7 +224,7 @@ class Timeline:
                 yield loss, process
 
     def clock_text(self, node: str) -> str:
-        """Returns what is known of the clock of ``node``, in words."""
+        """Returns the offset of the clock of ``node`` and its bound, in words."""
         for clock in self.clocks:
             if shown(clock.node) == node and clock.offset_ns is not None:
                 return _clock_text(clock)
@@ -245,7 +245,7 @@ class Timeline:
                 yield type(decoded[0]).joined(decoded)
 
     def _note(self, table: str, warnings: Sequence[str], low: int, high: int) -> None:
-        """Adds what nodes lack of ``table``, and a gap for each node that did not answer."""
+        """Notes the warnings of nodes about ``table``, and a gap for each node that did not answer."""
         self.notes += [note for note in map(shown, warnings) if note not in self.notes]
         failures = [failed for outcome in self._cluster.outcomes[self._asked :] for failed in outcome.failed]
         self._asked = len(self._cluster.outcomes)
@@ -261,7 +261,7 @@ class Timeline:
                 self._gaps[gap.node, table] = whole
 
     def _finding(self, row: Row) -> Finding | None:
-        """Returns a finding that held in the range."""
+        """Returns the finding of a row; None where it did not hold in the range."""
         ahead = self._selection.ahead.get(row["found_by"], 0)
         begin, end = (None if at is None else at - ahead for at in _span_of(row))
         if begin is None or begin >= self.end or (end is not None and end < self.begin):

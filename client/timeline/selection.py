@@ -24,8 +24,8 @@ _MOST_SLICES = 20_000
 
 
 class Section(NamedTuple):
-    """Rows of ``table`` with ``columns``, SQL by name. ``condition`` holds beside job and range; with ``of_nodes``
-    the rows are those of the job's nodes, as the table has no job."""
+    """Rows of ``table`` with ``columns``: SQL by name. ``condition`` is added to those of job and range. ``of_nodes``:
+    the table has no job, and the rows of the job's nodes are read."""
 
     table: str
     columns: Mapping[str, str]
@@ -34,7 +34,8 @@ class Section(NamedTuple):
 
     def select(self, where: str) -> str:
         """Returns the SELECT of the rows that meet ``where``."""
-        columns = ", ".join(f"{sql} AS {name}" for name, sql in self.columns.items())
+        # An alias ts would hide from the node that ts bounds the files that it must open.
+        columns = ", ".join(name if sql == name else f"{sql} AS {name}" for name, sql in self.columns.items())
         more = f" AND {self.condition}" if self.condition else ""
         return f"SELECT {columns} FROM {sql_table(self.table)} WHERE {where}{more}"
 
@@ -121,7 +122,7 @@ def _pieces(cluster: Cluster, selection: Selection, section: Section, most: int)
 
 
 def _buckets(cluster: Cluster, selection: Selection, section: Section, low: int, high: int) -> list[Slice]:
-    """Returns the parts of the time from ``low`` to before ``high`` that have rows."""
+    """Returns the buckets of the time from ``low`` to before ``high`` that have rows."""
     width = max(1, -(-(high - low) // _BUCKETS))
     bucket = f"({selection.time('ts')} - {low}) // {width}"
     table, where = sql_table(section.table), selection.where(section, low, high)

@@ -104,7 +104,8 @@ def _say(address: str, port: int) -> None:
     lines = [f"the page is at {address}", "Ctrl-C ends it. Whoever has this address sees what you may see."]
     if connection := os.environ.get("SSH_CONNECTION", "").split():
         server = connection[2] if len(connection) == 4 else socket.gethostname()
-        tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {user_name()}@{server}"
+        user = os.environ.get("SUDO_USER") or user_name()
+        tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {user}@{server}"
         lines.insert(1, f"from your own machine, first: {tunnel}")
     sys.stdout.write("".join(escape(line) + "\n" for line in lines))
     sys.stdout.flush()

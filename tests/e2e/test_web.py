@@ -103,7 +103,7 @@ def test_a_team_sees_what_its_tokens_allow_and_the_audit_log_has_their_names(
             assert reader.log_in(READ).status == 200
             assert team.log_in(JOB).status == 200
             assert reader.ask("/api/status").data[0]["sources"]
-            refused = team.ask("/api/query", {"sql": "SELECT * FROM host.memory", "all_nodes": False})
+            refused = team.ask("/api/query", {"sql": "SELECT * FROM gpu.utilization", "all_nodes": False})
             assert refused.status == 400
             assert "limited to jobs" in refused.json["error"]
             with team.events("/api/live/jobs") as events:

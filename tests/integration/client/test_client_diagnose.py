@@ -306,3 +306,31 @@ def test_watch_in_a_pipe_writes_an_object_each_time(job: tuple[FakeNode, FakeNod
         assert [json.loads(watch.stdout.readline())["verdict"] for _ in range(2)] == ["healthy"] * 2
         watch.send_signal(signal.SIGINT)
         assert watch.wait(_SECONDS) == 0
+
+
+def test_a_diagnosis_as_a_file_of_html(ctl: Run, job: tuple[FakeNode, FakeNode], tmp_path: Path) -> None:
+    target = tmp_path / "finding.html"
+    code, out, err = ctl("diagnose", "--all-nodes", "--job", "j1", "-o", str(target))
+    assert (code, out, err) == (3, "", "")
+    page = target.read_text()
+    assert page.startswith("<!doctype html>")
+    assert "Rank 2 " in page
+    assert "read_batch (train.py:31)" in page
+    assert "they part here" in page
+    # -f counts more than the name.
+    assert ctl("diagnose", "--job", "j2", "-f", "json", "-o", str(target))[0] == 0
+    assert json.loads(target.read_text())["job"] == "j2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--history", "-o", "x.html"), "--history writes no page"),
+        (("--watch", "-o", "x.html"), "--watch writes no page"),
+        (("-o", "x.pdf"), ".pdf is the suffix of no format"),
+    ],
+)
+def test_what_has_no_page_is_refused(ctl: Run, arguments: tuple[str, ...], message: str) -> None:
+    code, _, err = ctl("diagnose", *arguments)
+    assert code == 2
+    assert message in err

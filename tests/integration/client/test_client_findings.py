@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -233,7 +234,7 @@ def test_the_history_counts_the_same_time(
     assert f"holds up 3 ranks {shown}: it reads" in out
 
 
-def test_the_whole_page_of_an_old_finding(ctl: Run, pair: tuple[FakeNode, FakeNode]) -> None:
+def test_the_whole_page_of_an_old_finding(ctl: Run, pair: tuple[FakeNode, FakeNode], tmp_path: Path) -> None:
     closed = {"state": "closed", "closed": time.time_ns() - 44 * SECOND, "found_by": "beta"}
     pair[0].insert("diagnosis.findings", [stuck("alpha", "5f3a01", **closed), finding("alpha", "5f99", 30)])
     code, out, err = ctl("diagnose", "5f3a")
@@ -247,6 +248,10 @@ def test_the_whole_page_of_an_old_finding(ctl: Run, pair: tuple[FakeNode, FakeNo
     assert "Do next:\n  - Look at `probingctl stacks 1002 --job j1`.\n" in out
     (row,) = json.loads(ctl("diagnose", "5f3a01", "-f", "json")[1])
     assert (row["finding_id"], row["evidence"]) == ("5f3a01", ["rank 2 has called 50 operations, the others 51"])
+    assert ctl("diagnose", "5f3a01", "-o", str(tmp_path / "x.html"))[:2] == (0, "")
+    page = (tmp_path / "x.html").read_text()
+    assert head in page
+    assert f">{sentence}</h1>" in page
     # AND the history has the page of each
     pages = ctl("diagnose", "--history", "--full")[1]
     assert [pages.count(text) for text in ("finding 5f3a01", "finding 5f99", "Evidence:", "Confidence:")] == [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.client.commands.status import _node, _node_text
+from probing.client.commands.status import _node_text, as_object
 
 SECOND = 1_000_000_000
 NOW = 1_795_872_735 * SECOND  # 2026-11-28 13:32:15 UTC
@@ -16,7 +16,7 @@ NOW = 1_795_872_735 * SECOND  # 2026-11-28 13:32:15 UTC
 def shown(**fields: Any) -> tuple[int | None, str]:
     """Returns state_ns, and the line of the state, of a daemon that runs for 20 minutes."""
     given = {"node": "n", "started_ns": NOW - 1200 * SECOND, "node_time_ns": NOW, **fields}
-    node = _node("unix:/s", pb.StatusReply(**given))
+    node = as_object("unix:/s", pb.StatusReply(**given))
     return node["state_ns"], _node_text(node, None).splitlines()[1].strip()
 
 

@@ -84,7 +84,9 @@ def test_operations() -> None:
     assert list(shown["call"]) == sorted(shown["call"])
     assert names["comm_sizes"] == [5, 2]
     p2p = found.index((0, "default_pg", "send", 20 * SECOND, ""))
-    assert [math.isnan(shown[name][p2p]) for name in ("seq", "bytes", "done_lo", "done_hi")] == [True] * 4
+    assert [math.isnan(shown[name][p2p]) for name in ("seq", "bytes", "done_hi")] == [True] * 3
+    # Nobody saw its end: all that is sure is that it was called before.
+    assert shown["done_lo"][p2p] == shown["call"][p2p]
     failed = len(found) - 1
     assert names["errors"][shown["error"][failed]] == "connection reset"
     assert shown["seq"][failed] == 2.0**62
@@ -130,6 +132,13 @@ def test_samples_counters_steps_findings_losses_and_clocks() -> None:
     assert clocks["beta"] == (None, None)
     assert clocks["alpha"][0] == 0
     assert header["left_out"] == {}
+
+
+def test_operations_in_flight_have_neither_end() -> None:
+    row = operation(0, 5, 7 * MS)
+    flying = {name: row[name] for name in ("node", "ts", "job", "run", "pid", "start_ns", "rank", "comm", "seq", "op")}
+    _, sections = written(Tables({"comm.inflight": [{**flying, "state": "started"}]}), present=True)
+    assert [math.isnan(sections["ops"][name][0]) for name in ("done_lo", "done_hi")] == [True, True]
 
 
 def test_rows_beyond_the_most_are_counted() -> None:
