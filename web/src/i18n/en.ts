@@ -2,7 +2,7 @@
 export const en = {
   name: "English",
   nav: { jobs: "Jobs", sql: "SQL", nodes: "Nodes", overview: "Finding", timeline: "Timeline", flame: "Flame graph", main: "Main", job: "Views of this job", skip: "Skip to the content" },
-  theme: { label: "Colours", auto: "As the system", light: "Light", dark: "Dark" },
+  theme: { label: "Colours", auto: "System", light: "Light", dark: "Dark" },
   language: "Language",
   live: { on: "live", off: "not live", hidden: "paused: this tab is hidden" },
   contract: {
@@ -95,7 +95,7 @@ export const en = {
     none: "No operation is stored of this range.", noneHint: "Choose a longer or another range.",
     last: "last", load: "Show", fit: "Whole range", zoomIn: "Zoom in", zoomOut: "Zoom out", select: "Select a range", selectHint: "Drag with Shift held, or press [ and ].",
     ops: (n: string) => `${n} operations`, clear: "Clear the range",
-    waits: "waits", runs: "runs", several: "several together", open: "not ended", lost: "rows lost here", clock: (text: string) => `clocks of the nodes differ by up to ${text}`, step: "step", sample: "Python", finding: "finding",
+    waits: "waits", runs: "runs", several: "several together", open: "not ended", unknown: "its end was not seen", between: "ended in here", lost: "rows lost here", clock: (text: string) => `clocks of the nodes differ by up to ${text}`, step: "step", sample: "Python", finding: "finding",
     stats: "In the selected range", noStats: "Select a range for its figures.", rank: "rank", count: "operations", busy: "in operations", waiting: "waiting", longest: "longest", lastCount: "arrived last",
     group: "The same operation on all its ranks", late: "called after the first", flame: "Flame graph of this range", perfetto: "Open in Perfetto", perfettoHint: "Downloads the trace. Perfetto's page at ui.perfetto.dev opens such files; nothing is sent from here.", chrome: "Chrome JSON",
     node: "node",

@@ -97,7 +97,7 @@ export const zh: Words = {
     none: "此区间没有存储操作。", noneHint: "请选择更长或其他区间。",
     last: "最近", load: "显示", fit: "整个区间", zoomIn: "放大", zoomOut: "缩小", select: "选择区间", selectHint: "按住 Shift 拖动，或按 [ 和 ]。",
     ops: (n) => `${n} 个操作`, clear: "清除区间",
-    waits: "等待", runs: "执行", several: "多个操作", open: "未结束", lost: "此处有丢失", clock: (text) => `节点时钟最多相差 ${text}`, step: "步", sample: "Python", finding: "结论",
+    waits: "等待", runs: "执行", several: "多个操作", open: "未结束", unknown: "未看到结束", between: "在此之间结束", lost: "此处有丢失", clock: (text) => `节点时钟最多相差 ${text}`, step: "步", sample: "Python", finding: "结论",
     stats: "所选区间", noStats: "选择区间后显示统计。", rank: "rank", count: "操作数", busy: "操作中", waiting: "等待", longest: "最长", lastCount: "最后到达次数",
     group: "同一操作在其所有 rank 上", late: "比最早者晚", flame: "此区间的火焰图", perfetto: "在 Perfetto 中打开", perfettoHint: "下载轨迹文件。ui.perfetto.dev 的页面可打开它；此处不会发送任何数据。", chrome: "Chrome JSON",
     node: "节点",

@@ -20,7 +20,7 @@ const SELDOM_MS = 30_000;
 
 export function Job({ job }: { job: string }) {
   const w = words.value;
-  const live = useLive<JobEvent>("live/job", "job", { job });
+  const { data: live, error: refused } = useLive<JobEvent>("live/job", "job", { job });
   const brief = live?.job?.finding ?? null;
   const diagnosed = useAsked<Finding>("diagnose", { job }, SELDOM_MS, brief?.finding_id ?? "");
   const found = diagnosed.answer?.data;
@@ -67,8 +67,8 @@ export function Job({ job }: { job: string }) {
       </section>
       <div class="columns">
         <div>
-          <Panel title={w.grid.title} contract={live?.contract} live actions={live?.job ? <JobFacts live={live} /> : null}>
-            {live ? live.job ? <RankGrid job={job} ranks={live.ranks} culprits={culprits} victims={victims} /> : <Empty title={w.grid.none} /> : <Loading />}
+          <Panel title={w.grid.title} contract={live?.contract} live error={refused} actions={live?.job ? <JobFacts live={live} /> : null}>
+            {live ? live.job ? <RankGrid job={job} ranks={live.ranks} culprits={culprits} victims={victims} /> : <Empty title={w.grid.none} /> : refused ? null : <Loading />}
           </Panel>
           {hangs ? (
             <Panel title={w.waits.title} contract={waits.answer?.contract} error={waits.error} again={waits.again}>

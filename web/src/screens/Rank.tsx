@@ -16,7 +16,7 @@ import type { Answer, JobEvent, RankPage, Row, Thread } from "../types.ts";
 
 export function Rank({ job, rank }: { job: string; rank: string }) {
   const w = words.value.rank;
-  const live = useLive<JobEvent>("live/job", "job", { job });
+  const { data: live, error: refused } = useLive<JobEvent>("live/job", "job", { job });
   const wanted = params.value;
   const rows = live ? rankRows(live.ranks) : [];
   const pid = wanted.get("pid");
@@ -40,8 +40,8 @@ export function Rank({ job, rank }: { job: string; rank: string }) {
       {page.error ? <Trouble error={page.error} again={page.again} /> : null}
       <div class="columns">
         <div>
-          <Panel title={w.process} contract={live?.contract} live>
-            {own ? <Facts values={own.values} /> : live ? null : <Loading />}
+          <Panel title={w.process} contract={live?.contract} live error={refused}>
+            {own ? <Facts values={own.values} /> : live || refused ? null : <Loading />}
             {data?.process ? <Facts values={data.process} less={own?.values ?? {}} /> : null}
           </Panel>
           <Panel title={w.findings} contract={page.answer?.contract}>

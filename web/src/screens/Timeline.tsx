@@ -120,6 +120,7 @@ function Signs({ scene }: { scene: Scene }) {
     <p class="legend">
       <span><i class="swatch sign-waits" aria-hidden="true" /> {w.waits}</span>
       <span><i class="swatch sign-runs" aria-hidden="true" /> {w.runs}</span>
+      <span><i class="swatch sign-between" aria-hidden="true" /> {w.between}</span>
       {scene.steps.order.length ? <span><i class="swatch sign-step" aria-hidden="true" /> {w.step}</span> : null}
       {scene.samples.order.length ? <span><i class="swatch sign-sample" aria-hidden="true" /> {w.sample}</span> : null}
       {scene.gaps.length ? <span><i class="swatch sign-lost" aria-hidden="true" /> {w.lost} ({scene.gaps.length})</span> : null}

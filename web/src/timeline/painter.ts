@@ -3,7 +3,7 @@ import { colour } from "../theme.ts";
 import { spans } from "./detail.ts";
 import { drawCounter, drawGutter } from "./margins.ts";
 import { drawAxis, drawCursor, drawGaps, drawLabels, drawMarks } from "./marks.ts";
-import { firstStarting } from "./model.ts";
+import { firstStarting, OPEN } from "./model.ts";
 import { AXIS, COUNTER_HEIGHT, GUTTER, type Area, type Label, type Picture } from "./picture.ts";
 import { mix, packed, Pixels } from "./pixels.ts";
 import { firstBelow, type TimelineRow } from "./rows.ts";
@@ -103,7 +103,10 @@ export class Painter {
       pixels.fill(turn, x1, y0, y1, own.strong);
       // Neighbours stay apart where there is room.
       if (x1 - x0 > 3) pixels.fill(x1 - 1, x1, y0, y1, palette.panel);
-      if (ops.open[i]) pixels.fill(x0, x1, y1 - Math.round(2 * ratio), y1, own.strong);
+      // It ended somewhere in here.
+      const sure = Math.max(turn, Math.round(((ops.sure[i] as number) - view.from) * scale));
+      if (x1 - sure > 2) pixels.fill(sure, x1 - 1, y0, y1, mix(own.strong, palette.panel, 0.45));
+      if (ops.open[i] === OPEN) pixels.fill(x0, x1, y1 - Math.round(2 * ratio), y1, own.strong);
       if (x1 - x0 > 44 * ratio && labels.length < 500) {
         // In the longer part, in the colour that is read on it.
         const [left, right, back] = turn - x0 > x1 - turn ? [x0, turn, ""] : [turn, x1, own.hex];
