@@ -115,7 +115,7 @@ def test_each_screen_of_a_job_that_trains(daemon: Daemon, stepping: str, browser
         }
         for screen, text in screens.items():
             tab.go(screen)
-            expect(tab.page.locator("main")).to_contain_text(text, timeout=20_000)
+            expect(tab.page.locator("main")).to_contain_text(text)
             shown(tab)
             assert tab.violations() == [], screen
             assert not tab.overflows(), screen
