@@ -112,7 +112,8 @@ def tabs(port: int, cookie: str, name: str, number: int) -> Iterator[None]:
 
 
 def read(answer: http.client.HTTPResponse) -> None:
-    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+    # What http.client raises where its connection is closed meanwhile.
+    with contextlib.suppress(OSError, http.client.HTTPException, AttributeError):
         while answer.read1(1 << 16):
             pass
 
