@@ -77,7 +77,7 @@ export const en = {
     ranks: (n: number) => n === 1 ? "rank" : "ranks",
     free: "waits for nobody",
   },
-  steps: { title: "Time of each step", none: "No step was recognised yet: steps are recognised after 10 s of repetition.", rank: (rank: string, times: string) => `rank ${rank} takes ${times} times the median`, even: "All ranks take the same time.", band: "5 to 95 % of the ranks", median: "median", axis: "step" },
+  steps: { title: "Time of each step", none: "No step was recognised yet: steps are recognised after 10 s of repetition.", rank: (rank: string, times: string) => `rank ${rank} takes ${times} times the median`, even: "Each step takes all ranks the same time.", band: "5 to 95 % of the ranks", median: "median", axis: "step" },
   balance: {
     title: "Where the time of a step goes", none: "No step ended lately.", compute: "compute", communication: "communication", wait: "wait", io: "IO", rest: "unknown", step: "a step", last: "arrives last", more: (n: number) => `${n} more ranks, less uneven`,
     label: "Shares of a step by rank", roles: "By parallel role", role: "role", comms: "communicators",

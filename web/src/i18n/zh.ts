@@ -79,7 +79,7 @@ export const zh: Words = {
     ranks: () => "rank",
     free: "不等待任何 rank",
   },
-  steps: { title: "每一步的时间", none: "尚未识别出步：重复 10 秒后才能识别。", rank: (rank, times) => `rank ${rank} 的用时是中位数的 ${times} 倍`, even: "各 rank 用时相同。", band: "5% 到 95% 的 rank", median: "中位数", axis: "步" },
+  steps: { title: "每一步的时间", none: "尚未识别出步：重复 10 秒后才能识别。", rank: (rank, times) => `rank ${rank} 的用时是中位数的 ${times} 倍`, even: "每一步各 rank 用时相同。", band: "5% 到 95% 的 rank", median: "中位数", axis: "步" },
   balance: {
     title: "一步的时间去向", none: "近期没有完成的步。", compute: "计算", communication: "通信", wait: "等待", io: "IO", rest: "未知", step: "每步", last: "最后到达", more: (n) => `还有 ${n} 个较均衡的 rank`,
     label: "各 rank 的一步时间占比", roles: "按并行角色", role: "角色", comms: "通信器",

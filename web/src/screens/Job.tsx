@@ -33,6 +33,7 @@ export function Job({ job }: { job: string }) {
   const history = useAsked<HistoryRow[]>("history", { job }, 0, brief?.finding_id ?? "");
   const culprits = finding?.culprits.flatMap((culprit) => (culprit.rank === null ? [] : [culprit.rank])) ?? brief?.culprits ?? [];
   const victims = finding?.victims ?? brief?.victims ?? [];
+  const began = finding?.since ?? brief?.opened;
   const sentence = brief?.sentence ?? finding?.sentence;
   useEffect(() => {
     document.title = `${sentence ? visible(capital(sentence), 120) : visible(job, 80)} · probing`;
@@ -63,7 +64,7 @@ export function Job({ job }: { job: string }) {
           <a href={url("finding.html", { job })} download={`finding-${job.replace(/[^\w.-]+/g, "_")}.html`}>
             {w.finding.mail}
           </a>
-          {finding?.since ? <a href={href({ screen: "timeline", job }, around(finding.since))}>{w.finding.around}</a> : null}
+          {began ? <a href={href({ screen: "timeline", job }, around(began))}>{w.finding.around}</a> : null}
         </p>
         {diagnosed.answer ? <ContractLine contract={diagnosed.answer.contract} /> : null}
       </section>
