@@ -90,7 +90,8 @@ def test_the_culprit_of_a_hang_and_its_line(
         expect(tab.page.locator("h1")).to_contain_text("Rank 1")
         expect(tab.page.locator(".stack").first).to_contain_text("record_metrics")
         path = f"/job/{quote(hanging.job, safe='')}"
-        tab.go(f"{path}/timeline?since=5m")
+        tab.go(path)
+        tab.page.get_by_text("Timeline of its begin").click()
         timeline = tab.page.get_by_label(re.compile("Timeline of operations"))
         timeline.press(".")
         expect(tab.page.locator(".chosen")).to_contain_text("all_reduce")

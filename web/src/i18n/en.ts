@@ -57,7 +57,7 @@ export const en = {
     node: "node", pid: "pid",
     waits: (n: number, which: string) => `${n} ${n === 1 ? "rank waits" : "ranks wait"}: ${which}`,
     history: "Earlier findings", noHistory: "No earlier finding of this job is kept.",
-    mail: "Save as one file", compare: (rank: number) => `compare its time with rank ${rank}`,
+    mail: "Save as one file", around: "Timeline of its begin", compare: (rank: number) => `compare its time with rank ${rank}`,
   },
   copy: { copy: "Copy", done: "Copied", failed: "Select and copy it by hand" },
   grid: {

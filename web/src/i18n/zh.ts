@@ -59,7 +59,7 @@ export const zh: Words = {
     node: "节点", pid: "pid",
     waits: (n, which) => `${n} 个 rank 在等待：${which}`,
     history: "以往的结论", noHistory: "没有保存此作业以往的结论。",
-    mail: "存为单个文件", compare: (rank) => `与 rank ${rank} 比较时间`,
+    mail: "存为单个文件", around: "开始时的时间线", compare: (rank) => `与 rank ${rank} 比较时间`,
   },
   copy: { copy: "复制", done: "已复制", failed: "请手动选中复制" },
   grid: {

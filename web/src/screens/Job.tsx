@@ -9,6 +9,7 @@ import { RankGrid } from "../job/RankGrid.tsx";
 import { StepsChart } from "../job/StepsPanel.tsx";
 import { WaitsGraph } from "../job/WaitsPanel.tsx";
 import { useAsked, useLive } from "../live.ts";
+import { href } from "../location.ts";
 import { StateBadge } from "../parts/Badge.tsx";
 import { ContractLine } from "../parts/Contract.tsx";
 import { Body, Empty, Loading, Panel, Trouble } from "../parts/Panel.tsx";
@@ -62,6 +63,7 @@ export function Job({ job }: { job: string }) {
           <a href={url("finding.html", { job })} download={`finding-${job.replace(/[^\w.-]+/g, "_")}.html`}>
             {w.finding.mail}
           </a>
+          {finding?.since ? <a href={href({ screen: "timeline", job }, around(finding.since))}>{w.finding.around}</a> : null}
         </p>
         {diagnosed.answer ? <ContractLine contract={diagnosed.answer.contract} /> : null}
       </section>
@@ -98,6 +100,16 @@ export function Job({ job }: { job: string }) {
       </div>
     </>
   );
+}
+
+// Before and after the begin of a finding, ms.
+const [BEFORE_MS, AFTER_MS] = [30_000, 30_000];
+
+/** Returns the range of time around the begin of a finding. */
+function around(since: string): { from: string; to: string } | Record<string, never> {
+  const at = Date.parse(since.replace(/(\.\d{3})\d+/, "$1"));
+  if (Number.isNaN(at)) return {};
+  return { from: new Date(at - BEFORE_MS).toISOString(), to: new Date(Math.min(at + AFTER_MS, Date.now())).toISOString() };
 }
 
 function JobFacts({ live }: { live: JobEvent }) {

@@ -3,7 +3,8 @@ import { useMemo, useState } from "preact/hooks";
 import { words } from "../i18n/index.ts";
 import { LineChart, type Line } from "../parts/LineChart.tsx";
 import { visible } from "../text/escape.ts";
-import { number } from "../text/format.ts";
+import { cellText } from "../job/rankRows.ts";
+import { compact } from "../text/format.ts";
 import type { QueryResult } from "../types.ts";
 import { chartable, dividing, isTime, points } from "./result.ts";
 
@@ -27,6 +28,8 @@ export function ResultChart({ result }: { result: QueryResult }) {
   const chart = useMemo(() => points(result, across, up, by), [result, across, up.join(), by]);
   if (!numbers.length || across === null) return <p class="soft">{w.noChart}</p>;
   const name = (index: number) => visible(result.columns[index]?.name ?? "?", 60);
+  const measured = result.columns[up[0] ?? -1]?.name ?? "";
+  const format = (value: number | null) => (/_(ns|bytes|pct)$/.test(measured) ? cellText(measured, value) : compact(value));
   const lines = chart.names.map((one, i): Line => ({ label: typeof one === "number" ? name(one) : `${name(by ?? -1)} ${visible(one, 40)}`, tone: `comm-${i % 8}`, width: 1.5, ...(i >= 8 ? { dash: [5, 3] } : {}) }));
   return (
     <>
@@ -55,7 +58,7 @@ export function ResultChart({ result }: { result: QueryResult }) {
           ))}
         </fieldset>
       </div>
-      <LineChart x={chart.x} series={chart.series} lines={lines} time={isTime(result.columns[across]?.type ?? "")} label={`${w.chart}: ${lines.map((line) => line.label).join(", ")}`} height={320} format={(value) => number(value)} legend divided={by !== null} />
+      <LineChart x={chart.x} series={chart.series} lines={lines} time={isTime(result.columns[across]?.type ?? "")} label={`${w.chart}: ${lines.map((line) => line.label).join(", ")}`} height={320} format={format} legend divided={by !== null} />
     </>
   );
 }

@@ -38,6 +38,11 @@ function two(value: number): string {
   return String(value).padStart(2, "0");
 }
 
+/** Returns a number in a few characters, as `1.25M`. */
+export function compact(value: Maybe): string {
+  return known(value) ? value.toLocaleString("en-US", { notation: "compact", maximumSignificantDigits: 4 }) : UNKNOWN;
+}
+
 /** Returns bytes in powers of 1024, as `61.2 GiB`. */
 export function bytes(size: Maybe): string {
   if (!known(size)) return UNKNOWN;
